@@ -1,0 +1,1 @@
+"""Adapters between `sam.core` and SGLang; paths mirror `sglang.srt`."""
