@@ -1,0 +1,1 @@
+"""Measurements of the overlay. Owns no behaviour of the server."""
