@@ -15,7 +15,7 @@ Rules that are not obvious from the signatures:
   parent re-parents unless that closes a cycle.
 * Ageing ends a session alone, without its subtree: everyone has an own clock.
 * Over a bound the oldest drained ENDED record goes, then the oldest resting session,
-  never one with requests. A tenant's own bound is applied first. A dropped record with
+  never one with requests of its current life. A tenant's own bound is applied first. A dropped record with
   children stays as NAMED, so that lineage survives.
 * An id that was forgotten never comes back with a generation it had before.
 """
@@ -24,8 +24,6 @@ from __future__ import annotations
 
 import heapq
 from itertools import islice
-
-import msgspec
 
 from sam.core.lineage import (
     LIVE_STATES,
@@ -42,6 +40,7 @@ from sam.core.lineage import (
     pre_order,
     would_cycle,
 )
+from sam.core.session_store import SessionLimits, SessionStore
 
 __all__ = [
     "LIVE_STATES",
@@ -75,38 +74,6 @@ COUNTER_NAMES = (
 _MIN_LEASES_BEFORE_COMPACTION = 64
 
 
-class SessionLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Bounds of the table. Records with requests may exceed them, nothing else."""
-
-    max_sessions: int = 10_000
-    max_per_tenant: int = 5_000
-    max_named: int = 10_000
-    idle_timeout_s: float = 3_600.0
-
-
-class _Order:
-    """Records of one scope (a tenant, or all) by what may be dropped, oldest first."""
-
-    __slots__ = ("ended", "named", "nodes", "resting")
-
-    def __init__(self) -> None:
-        self.nodes: dict[SessionKey, Session] = {}
-        self.named: dict[SessionKey, Session] = {}
-        self.resting: dict[SessionKey, Session] = {}
-        self.ended: dict[SessionKey, Session] = {}
-
-    @property
-    def n_sessions(self) -> int:
-        return len(self.nodes) - len(self.named)
-
-    def oldest_droppable(self, keep: Session) -> Session | None:
-        for group in (self.ended, self.resting):
-            for node in islice(group.values(), 2):
-                if node is not keep:
-                    return node
-        return None
-
-
 class SessionTable:
     """All sessions of one scheduler. Every call is O(1) or O(log n) amortised, except
     walks over a subtree, re-parenting of a session with children (O(depth)), and reports.
@@ -116,12 +83,9 @@ class SessionTable:
         self.limits = limits
         self.now_s = 0.0
         self.counters: dict[str, int] = dict.fromkeys(COUNTER_NAMES, 0)
-        self._all = _Order()
-        self._tenants: dict[str, _Order] = {}
+        self._store = SessionStore(limits, self.counters)
         self._leases: list[tuple[float, int, Session]] = []
         self._n_leases_made = 0
-        self._dropped: list[SessionRef] = []
-        self._generation_floor = 0
 
     # -- time ---------------------------------------------------------------------
 
@@ -140,11 +104,11 @@ class SessionTable:
         while self._leases and self._leases[0][0] <= now_s:
             until_s, _, session = heapq.heappop(self._leases)
             if session.lease_until_s == until_s:
-                self._end_lease(session)
+                self._store.set_state(session, session.state_before_lease)
                 self.counters["leases_expired"] += 1
         expired: list[SessionRef] = []
         while limit is None or len(expired) < limit:
-            session = next(iter(self._all.resting.values()), None)
+            session = next(iter(self._store.all.resting.values()), None)
             if session is None or now_s - session.last_active_s <= self.limits.idle_timeout_s:
                 break
             self._close(session)
@@ -160,13 +124,13 @@ class SessionTable:
         Opening may push others out: collect them with `take_dropped`.
         """
         self.advance(time_s)
-        session = self._node(key)
+        session = self._store.node(key)
         if session.state in LIVE_STATES:
             self._touch(session)
         else:
             self._open(session)
         self._learn_parent(session, parent_session_id)
-        self._enforce_bounds(session)
+        self._store.enforce_bounds(session)
         return session
 
     def request_queued(self, key: SessionKey, rid: str, time_s: float) -> int:
@@ -175,14 +139,14 @@ class SessionTable:
         Opens or re-opens where needed and ends a lease. Idempotent per `rid`: a request
         that is already known (retracted, say) keeps its generation and resurrects nothing.
         """
-        session = self._all.nodes.get(key)
+        session = self._store.all.nodes.get(key)
         if session is not None and rid in session.requests:
             self.advance(time_s)
             return session.requests[rid]
         session = self.bind(key, None, time_s)
         session.requests[rid] = session.generation
         session.n_running += 1
-        self._set_state(session, SessionState.RUNNING)
+        self._store.set_state(session, SessionState.RUNNING)
         session.waiting_tool, session.tool_name = False, None
         return session.generation
 
@@ -203,7 +167,7 @@ class SessionTable:
         if not self._retire(key, rid, generation, time_s):
             self.counters["late_finishes"] += 1
             return False
-        session = self._all.nodes[key]
+        session = self._store.all.nodes[key]
         if not session.n_running:
             session.waiting_tool = finish_reason == TOOL_CALLS
             session.tool_name = tool_name if session.waiting_tool else None
@@ -225,7 +189,7 @@ class SessionTable:
         parent cascades too. Ending a shared id is refused.
         """
         self.advance(time_s)
-        root = self._all.nodes.get(key)
+        root = self._store.all.nodes.get(key)
         if root is None:
             return []
         if root.shared:
@@ -245,7 +209,7 @@ class SessionTable:
         session = self._resting(key)
         if session is None:
             return False
-        self._set_state(session, SessionState.OFFLOADED)
+        self._store.set_state(session, SessionState.OFFLOADED)
         return True
 
     def mark_resuming(self, key: SessionKey, time_s: float, lease_s: float) -> bool:
@@ -261,7 +225,7 @@ class SessionTable:
         until_s = self.now_s + min(max(lease_s, 0.0), self.limits.idle_timeout_s)
         if session.state is not SessionState.RESUMING:
             before = session.state
-            self._set_state(session, SessionState.RESUMING)
+            self._store.set_state(session, SessionState.RESUMING)
             session.state_before_lease = before
         self._touch(session)
         if session.lease_until_s is None or until_s > session.lease_until_s:
@@ -274,42 +238,43 @@ class SessionTable:
 
         Call it after `bind` and `request_queued` and drop the ownership tags.
         """
-        dropped, self._dropped = self._dropped, []
+        dropped, self._store.dropped = self._store.dropped, []
         return dropped
 
     # -- views --------------------------------------------------------------------
 
     def __len__(self) -> int:
         """Bound sessions, ended records included, NAMED placeholders not."""
-        return self._all.n_sessions
+        return self._store.all.n_sessions
 
     def get(self, key: SessionKey) -> Session | None:
         """The record, also ENDED or NAMED (see `Session.live`), or None."""
-        return self._all.nodes.get(key)
+        return self._store.all.nodes.get(key)
 
     def parent(self, key: SessionKey) -> SessionKey | None:
-        session = self._all.nodes.get(key)
+        session = self._store.all.nodes.get(key)
         return session.parent.key if session and session.parent else None
 
     def children(self, key: SessionKey) -> list[SessionKey]:
         """Direct children in attach order."""
-        session = self._all.nodes.get(key)
+        session = self._store.all.nodes.get(key)
         return list(session.children) if session else []
 
     def subtree(self, key: SessionKey) -> list[SessionKey]:
         """The key itself and all below it in pre-order, whatever their state; [] if unknown."""
-        session = self._all.nodes.get(key)
+        session = self._store.all.nodes.get(key)
         return [node.key for node in pre_order(session)] if session else []
 
     def roots(self, tenant: str | None = None) -> list[SessionKey]:
         """Keys without a parent, in order of first appearance. O(n), for reports."""
-        return [node.key for node in self._scope(tenant).nodes.values() if node.parent is None]
+        nodes = self._store.scope(tenant).nodes.values()
+        return [node.key for node in nodes if node.parent is None]
 
     def snapshot(
         self, offset: int = 0, limit: int = 100, tenant: str | None = None
     ) -> list[dict[str, object]]:
         """One page of plain records in order of first appearance, for GET /sessions."""
-        nodes = self._scope(tenant).nodes.values()
+        nodes = self._store.scope(tenant).nodes.values()
         depths: dict[SessionKey, int] = {}
         page = islice(nodes, max(offset, 0), max(offset, 0) + max(limit, 0))
         return [self._describe(session, depths) for session in page]
@@ -333,49 +298,30 @@ class SessionTable:
             "n_draining": session.n_draining,
         }
 
-    def _scope(self, tenant: str | None) -> _Order:
-        return self._all if tenant is None else self._tenants.get(tenant, _Order())
-
-    def _orders(self, session: Session) -> tuple[_Order, _Order]:
-        return self._all, self._tenants[session.key.tenant]
-
-    def _node(self, key: SessionKey) -> Session:
-        """The record of `key`, new and NAMED if there was none."""
-        session = self._all.nodes.get(key)
-        if session is None:
-            session = Session(key)
-            self._tenants.setdefault(key.tenant, _Order())
-            for order in self._orders(session):
-                order.nodes[key] = session
-                order.named[key] = session
-        return session
-
     def _open(self, session: Session) -> None:
         reopened = session.state is SessionState.ENDED
         self.counters["reopened" if reopened else "opened"] += 1
-        floor = 0 if reopened else self._generation_floor
+        floor = 0 if reopened else self._store.generation_floor
         session.generation = max(session.generation, floor) + 1
         session.n_running = 0
         session.waiting_tool, session.tool_name = False, None
-        self._set_state(session, SessionState.IDLE)
+        self._store.set_state(session, SessionState.IDLE)
         self._touch(session)
 
     def _close(self, session: Session) -> None:
         """Enter ENDED; what still runs drains from now on."""
         session.n_running = 0
-        self._set_state(session, SessionState.ENDED)
+        self._store.set_state(session, SessionState.ENDED)
 
     def _touch(self, session: Session) -> None:
         session.last_active_s = self.now_s
         if session.state in RESTING_STATES:
-            for order in self._orders(session):
-                del order.resting[session.key]
-                order.resting[session.key] = session
+            self._store.refresh(session)
 
     def _retire(self, key: SessionKey, rid: str, generation: int, time_s: float) -> bool:
         """Forget a request; True if it belonged to the current life of the session."""
         self.advance(time_s)
-        session = self._all.nodes.get(key)
+        session = self._store.all.nodes.get(key)
         if session is None or session.requests.get(rid) != generation:
             return False
         del session.requests[rid]
@@ -383,15 +329,14 @@ class SessionTable:
             session.n_running -= 1
             session.last_active_s = self.now_s
             if not session.n_running:
-                self._set_state(session, SessionState.IDLE)
+                self._store.set_state(session, SessionState.IDLE)
             return True
         if session.state is SessionState.ENDED and not session.requests:
-            for order in self._orders(session):
-                order.ended[key] = session
+            self._store.drained(session)
         return False
 
     def _resting(self, key: SessionKey) -> Session | None:
-        session = self._all.nodes.get(key)
+        session = self._store.all.nodes.get(key)
         if session is None or session.state not in RESTING_STATES:
             return None
         if session.shared:
@@ -399,36 +344,12 @@ class SessionTable:
             return None
         return session
 
-    def _set_state(self, session: Session, state: SessionState) -> None:
-        """Change state and keep every order in step; a place among the resting is kept."""
-        if state is not SessionState.RESUMING:
-            session.lease_until_s = None
-        key, old = session.key, session.state
-        session.state = state
-        was_resting, is_resting = old in RESTING_STATES, state in RESTING_STATES
-        for order in self._orders(session):
-            if old is SessionState.NAMED:
-                del order.named[key]
-            elif old is SessionState.ENDED:
-                order.ended.pop(key, None)
-            elif was_resting and not is_resting:
-                del order.resting[key]
-            if state is SessionState.NAMED:
-                order.named[key] = session
-            elif state is SessionState.ENDED and not session.requests:
-                order.ended[key] = session
-            elif is_resting and not was_resting:
-                order.resting[key] = session
-
     # -- leases -------------------------------------------------------------------
-
-    def _end_lease(self, session: Session) -> None:
-        self._set_state(session, session.state_before_lease)
 
     def _push_lease(self, session: Session, until_s: float) -> None:
         self._n_leases_made += 1
         heapq.heappush(self._leases, (until_s, self._n_leases_made, session))
-        bound = 2 * len(self._all.resting) + _MIN_LEASES_BEFORE_COMPACTION
+        bound = 2 * len(self._store.all.resting) + _MIN_LEASES_BEFORE_COMPACTION
         if len(self._leases) > bound:
             self._leases = [x for x in self._leases if x[2].lease_until_s == x[0]]
             heapq.heapify(self._leases)
@@ -443,13 +364,13 @@ class SessionTable:
             self._move(session, None)
             return
         parent_key = SessionKey(key.tenant, parent_session_id)
-        parent = self._all.nodes.get(parent_key)
+        parent = self._store.all.nodes.get(parent_key)
         if parent is not None and parent is session.parent:
             return
         if parent is not None and would_cycle(session, parent):
             self.counters["cycles_refused"] += 1
             return
-        self._move(session, parent or self._node(parent_key))
+        self._move(session, parent or self._store.node(parent_key))
 
     def _move(self, session: Session, parent: Session | None) -> None:
         if session.parent is parent:
@@ -460,53 +381,4 @@ class SessionTable:
         if parent is not None:
             attach(session, parent)
         if former is not None:
-            self._forget_unused(former)
-
-    # -- bounds -------------------------------------------------------------------
-
-    def _enforce_bounds(self, opened: Session) -> None:
-        own, limits = self._tenants[opened.key.tenant], self.limits
-        while own.n_sessions > limits.max_per_tenant:
-            if not self._drop_oldest(own, opened):
-                break
-        while len(self) > limits.max_sessions:
-            fair_share = limits.max_sessions // len(self._tenants)
-            greedy = own.n_sessions > fair_share and self._drop_oldest(own, opened)
-            if not greedy and not self._drop_oldest(self._all, opened):
-                self.counters["over_capacity"] += 1
-                break
-        while len(own.named) > limits.max_per_tenant:
-            self._drop_named(next(iter(own.named.values())))
-        while len(self._all.named) > limits.max_named:
-            self._drop_named(next(iter(self._all.named.values())))
-
-    def _drop_oldest(self, order: _Order, keep: Session) -> bool:
-        victim = order.oldest_droppable(keep)
-        if victim is None:
-            return False
-        self.counters["dropped_capacity"] += 1
-        self._dropped.append(victim.ref)
-        self._generation_floor = max(self._generation_floor, victim.generation)
-        victim.requests.clear()
-        self._set_state(victim, SessionState.NAMED)
-        victim.waiting_tool, victim.tool_name = False, None
-        self._forget_unused(victim)
-        return True
-
-    def _drop_named(self, named: Session) -> None:
-        """Forget a placeholder although something hangs below it: its children become roots."""
-        self.counters["dropped_named"] += 1
-        for child in list(named.children.values()):
-            detach(child)
-        self._forget_unused(named)
-
-    def _forget_unused(self, session: Session) -> None:
-        """Remove a childless placeholder, and upwards all that it was the last child of."""
-        node: Session | None = session
-        while node is not None and node.state is SessionState.NAMED and not node.children:
-            for order in self._orders(node):
-                del order.nodes[node.key]
-                del order.named[node.key]
-            if not self._tenants[node.key.tenant].nodes:
-                del self._tenants[node.key.tenant]
-            node = detach(node)
+            self._store.forget_unused(former)

@@ -1,0 +1,67 @@
+"""How soon a cache node may go: the first, simple eviction order.
+
+Owns the order between nodes. Must never know the tree, the tiers' sizes or a clock: the
+caller brings the states of a node's live users and the node's last access.
+
+Evict the *smallest* key first: nodes that only ended sessions used; then nodes of
+offloaded sessions with a host copy (dropping those loses nothing); then everything else,
+unowned or idle, in plain LRU order; then what is about to resume or runs. A node's class
+is that of its live user who needs it soonest. With no sessions every node has the same
+class, and the order is exactly LRU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import IntEnum
+from typing import NamedTuple
+
+from sam.core.lineage import SessionState
+
+
+class RetentionClass(IntEnum):
+    """Eviction classes, first to go first."""
+
+    ENDED = 0
+    OFFLOADED = 1
+    PLAIN = 2
+    RESUMING = 3
+    RUNNING = 4
+
+
+class RetentionKey(NamedTuple):
+    """Sorts nodes, smallest evicted first. `tie_break` is the caller's: smaller goes first."""
+
+    retention_class: int
+    last_access: float
+    tie_break: int = 0
+
+
+_CLASS_OF_STATE = {
+    SessionState.OFFLOADED: RetentionClass.OFFLOADED,
+    SessionState.IDLE: RetentionClass.PLAIN,
+    SessionState.RESUMING: RetentionClass.RESUMING,
+    SessionState.RUNNING: RetentionClass.RUNNING,
+}
+
+
+def retention_class(
+    states_of_live_users: Iterable[SessionState],
+    any_ended_users: bool,
+    host_backed: bool = True,
+) -> int:
+    """Class of a node from its users; shared sessions (`Session.shared`) are no users.
+
+    An OFFLOADED user of a node without a host copy counts as idle. ENDED and NAMED
+    states among the live users are ignored.
+    """
+    best: int | None = None
+    for state in states_of_live_users:
+        of_user = _CLASS_OF_STATE.get(state)
+        if of_user is RetentionClass.OFFLOADED and not host_backed:
+            of_user = RetentionClass.PLAIN
+        if of_user is not None and (best is None or of_user > best):
+            best = of_user
+    if best is not None:
+        return int(best)
+    return int(RetentionClass.ENDED if any_ended_users else RetentionClass.PLAIN)

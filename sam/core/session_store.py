@@ -1,0 +1,162 @@
+"""Records of the session table and the orders in which they may be dropped.
+
+Owns storage, the bounds, and the generation floor. Keeps four insertion-ordered maps per
+tenant and overall (all, named, resting, ended) in step with every change of state, so
+that the oldest of each is found in O(1). Must never decide which state a session enters
+or when it ages out: that is `sam.core.sessions`.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from itertools import islice
+
+import msgspec
+
+from sam.core.lineage import RESTING_STATES, Session, SessionKey, SessionRef, SessionState, detach
+
+
+class SessionLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """Bounds of the table. Records with requests may exceed them, nothing else."""
+
+    max_sessions: int = 10_000
+    max_per_tenant: int = 5_000
+    max_named: int = 10_000
+    idle_timeout_s: float = 3_600.0
+
+
+class SessionOrder:
+    """Records of one scope (a tenant, or all) by what may be dropped, oldest first."""
+
+    __slots__ = ("ended", "named", "nodes", "resting")
+
+    def __init__(self) -> None:
+        self.nodes: dict[SessionKey, Session] = {}
+        # Not dict: finding the first key of a dict is O(keys deleted before it).
+        self.named: OrderedDict[SessionKey, Session] = OrderedDict()
+        self.resting: OrderedDict[SessionKey, Session] = OrderedDict()
+        self.ended: OrderedDict[SessionKey, Session] = OrderedDict()
+
+    @property
+    def n_sessions(self) -> int:
+        return len(self.nodes) - len(self.named)
+
+    def oldest_droppable(self, keep: Session) -> Session | None:
+        for group in (self.ended, self.resting):
+            for node in islice(group.values(), 2):
+                if node is not keep:
+                    return node
+        return None
+
+
+class SessionStore:
+    """Sessions by key, overall and per tenant. See SessionTable for the rules it serves."""
+
+    def __init__(self, limits: SessionLimits, counters: dict[str, int]) -> None:
+        self.limits = limits
+        self.all = SessionOrder()
+        self.dropped: list[SessionRef] = []
+        self.generation_floor = 0
+        self._counters = counters
+        self._tenants: dict[str, SessionOrder] = {}
+
+    def scope(self, tenant: str | None) -> SessionOrder:
+        return self.all if tenant is None else self._tenants.get(tenant, SessionOrder())
+
+    def _orders(self, session: Session) -> tuple[SessionOrder, SessionOrder]:
+        return self.all, self._tenants[session.key.tenant]
+
+    def node(self, key: SessionKey) -> Session:
+        """The record of `key`, new and NAMED if there was none."""
+        session = self.all.nodes.get(key)
+        if session is None:
+            session = Session(key)
+            self._tenants.setdefault(key.tenant, SessionOrder())
+            for order in self._orders(session):
+                order.nodes[key] = session
+                order.named[key] = session
+        return session
+
+    def set_state(self, session: Session, state: SessionState) -> None:
+        """Change state and keep every order in step; a place among the resting is kept."""
+        if state is not SessionState.RESUMING:
+            session.lease_until_s = None
+        key, old = session.key, session.state
+        session.state = state
+        was_resting, is_resting = old in RESTING_STATES, state in RESTING_STATES
+        for order in self._orders(session):
+            if old is SessionState.NAMED:
+                del order.named[key]
+            elif old is SessionState.ENDED:
+                order.ended.pop(key, None)
+            elif was_resting and not is_resting:
+                del order.resting[key]
+            if state is SessionState.NAMED:
+                order.named[key] = session
+            elif state is SessionState.ENDED and not session.requests:
+                order.ended[key] = session
+            elif is_resting and not was_resting:
+                order.resting[key] = session
+
+    def refresh(self, session: Session) -> None:
+        """Make a resting session the youngest of its order."""
+        for order in self._orders(session):
+            order.resting.move_to_end(session.key)
+
+    def drained(self, session: Session) -> None:
+        """An ENDED session lost its last request: it may be dropped from now on."""
+        for order in self._orders(session):
+            order.ended[session.key] = session
+
+    def enforce_bounds(self, opened: Session) -> None:
+        """Drop what exceeds the bounds after `opened` was opened, never `opened` itself.
+
+        The opener's tenant pays first, for its own bound and, if it holds more than an
+        equal share of the table, for the overall one.
+        """
+        own, limits = self._tenants[opened.key.tenant], self.limits
+        while own.n_sessions > limits.max_per_tenant:
+            if not self._drop_oldest(own, opened):
+                self._counters["over_capacity"] += 1
+                break
+        while self.all.n_sessions > limits.max_sessions:
+            fair_share = limits.max_sessions // len(self._tenants)
+            greedy = own.n_sessions > fair_share and self._drop_oldest(own, opened)
+            if not greedy and not self._drop_oldest(self.all, opened):
+                self._counters["over_capacity"] += 1
+                break
+        while len(own.named) > limits.max_per_tenant:
+            self._drop_named(next(iter(own.named.values())))
+        while len(self.all.named) > limits.max_named:
+            self._drop_named(next(iter(self.all.named.values())))
+
+    def _drop_oldest(self, order: SessionOrder, keep: Session) -> bool:
+        victim = order.oldest_droppable(keep)
+        if victim is None:
+            return False
+        self._counters["dropped_capacity"] += 1
+        self.dropped.append(victim.ref)
+        self.generation_floor = max(self.generation_floor, victim.generation)
+        victim.requests.clear()
+        self.set_state(victim, SessionState.NAMED)
+        victim.waiting_tool, victim.tool_name = False, None
+        self.forget_unused(victim)
+        return True
+
+    def _drop_named(self, named: Session) -> None:
+        """Forget a placeholder although something hangs below it: its children become roots."""
+        self._counters["dropped_named"] += 1
+        for child in list(named.children.values()):
+            detach(child)
+        self.forget_unused(named)
+
+    def forget_unused(self, session: Session) -> None:
+        """Remove a childless placeholder, and upwards all that it was the last child of."""
+        node: Session | None = session
+        while node is not None and node.state is SessionState.NAMED and not node.children:
+            for order in self._orders(node):
+                del order.nodes[node.key]
+                del order.named[node.key]
+            if not self._tenants[node.key.tenant].nodes:
+                del self._tenants[node.key.tenant]
+            node = detach(node)
