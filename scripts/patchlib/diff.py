@@ -118,16 +118,19 @@ def _place(
     offsets: bool,
 ) -> int:
     at = hunk.old_index
-    if at >= done and _fits(hunk, old, at):
+    if not offsets and at >= done and _fits(hunk, old, at):
         return at
     hint = at + (shifts[-1] if shifts else 0)
-    found = _nearest(hunk, old, done, hint)
+    places = [place for place in range(done, len(old) + 1) if _fits(hunk, old, place)]
     where = f"{diff.path}: hunk {number} (line {hunk.old_start})"
-    if found is None:
-        raise DiffError(f"{where}: context not found; {_first_difference(hunk, old, at)}")
+    if not places:
+        raise DiffError(f"{where}: context not found; {_first_difference(hunk, old, hint)}")
     if not offsets:
-        raise DiffError(f"{where}: fits only at an offset of {found - at:+d} lines")
-    return found
+        nearest = min(places, key=lambda place: abs(place - at))
+        raise DiffError(f"{where}: fits only at an offset of {nearest - at:+d} lines")
+    if len(places) > 1 and hint not in places:
+        raise DiffError(f"{where}: moved, and fits at {len(places)} places")
+    return hint if hint in places else places[0]
 
 
 def _fits(hunk: Hunk, old: Sequence[bytes], at: int) -> bool:
@@ -139,11 +142,6 @@ def _fits(hunk: Hunk, old: Sequence[bytes], at: int) -> bool:
     touches_start = hunk.old_start <= 1
     touches_end = bool(hunk.lines) and hunk.lines[-1][0] != " "
     return not (touches_start and at != 0) and not (touches_end and end != len(old))
-
-
-def _nearest(hunk: Hunk, old: Sequence[bytes], done: int, hint: int) -> int | None:
-    places = [at for at in range(done, len(old) + 1) if _fits(hunk, old, at)]
-    return min(places, key=lambda at: (abs(at - hint), at), default=None)
 
 
 def _first_difference(hunk: Hunk, old: Sequence[bytes], at: int) -> str:
