@@ -22,7 +22,10 @@ SGLANG_VERSION = "0.5.23"
 HOST_RESERVE_BYTES = 1 << 30
 _DIRECT_OPS = {  # host pool method: operators it calls with io backend `direct`
     "load_to_device_per_layer": ("transfer_kv_direct", "transfer_kv_per_layer_direct_pf_lf"),
-    "backup_from_device_all_layer": ("transfer_kv_direct", "transfer_kv_all_layer_direct_lf_pf"),
+    "backup_from_device_all_layer": (
+        "transfer_kv_direct",
+        "transfer_kv_all_layer_direct_lf_pf",
+    ),
 }
 _installed = False
 

@@ -17,7 +17,7 @@ import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 # What a server needs on the CPU platform; append --model-path and sizes.
 CPU_SERVER_ARGS: tuple[str, ...] = (
@@ -74,7 +74,7 @@ class ServerProcess:
     log_path: Path | None = None
     url: str = ""
 
-    def __enter__(self) -> "ServerProcess":
+    def __enter__(self) -> Self:
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         if self.log_path is None:

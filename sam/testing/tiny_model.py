@@ -19,7 +19,11 @@ from typing import Any
 from sam.testing.chat_template import CHAT_TEMPLATE
 
 STAMP = "sam_tiny_model.json"
-FORMAT = 1
+FORMAT = 2
+_ONSETS = [*"bcdfghklmnprstvw", "st", "tr", "pl", "ch", "sh"]
+_NUCLEI = [*"aeiou", "ai", "ou", "ee"]
+_CODAS = ["", *"nrstl", "ck", "nd", "st", "ng"]
+_COMMON_WORDS = ["the", "of", "and", "to", "in", "is", "for", "agent", "tool", "file", "read"]
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 
 
@@ -141,14 +145,17 @@ def _write_weights(folder: Path, spec: TinyModelSpec) -> None:
     for i in range(spec.layers):
         layer = f"model.layers.{i}."
         for name, width in widths.items():
-            gain = 2.0 if name in "qk" else 1.0  # peaked attention: outputs depend on the context
+            # Queries and keys are doubled: peaked attention, so that outputs show wrong KV.
+            gain = 2.0 * std if name in "qk" else std
             weights[f"{layer}self_attn.{name}_proj.weight"] = normal(
-                width, spec.hidden, std=gain * std
+                width, spec.hidden, std=gain
             )
             weights[f"{layer}self_attn.{name}_proj.bias"] = normal(width, std=0.02)
         weights[layer + "self_attn.o_proj.weight"] = normal(spec.hidden, widths["q"], std=std)
         for name in ("gate_proj", "up_proj"):
-            weights[f"{layer}mlp.{name}.weight"] = normal(spec.intermediate, spec.hidden, std=std)
+            weights[f"{layer}mlp.{name}.weight"] = normal(
+                spec.intermediate, spec.hidden, std=std
+            )
         weights[layer + "mlp.down_proj.weight"] = normal(
             spec.hidden, spec.intermediate, std=spec.intermediate**-0.5
         )
@@ -156,32 +163,22 @@ def _write_weights(folder: Path, spec: TinyModelSpec) -> None:
         weights[layer + "post_attention_layernorm.weight"] = one.clone()
     weights["model.norm.weight"] = one.clone()
     head = normal(spec.vocab, spec.hidden, std=std)
-    head[-len(SPECIAL_TOKENS) :] = 0.0  # logit 0 among thousands of N(0, 1): never the greedy one
+    # Logit 0 among thousands drawn from N(0, 1): a special token never is the greedy choice.
+    head[-len(SPECIAL_TOKENS) :] = 0.0
     weights["lm_head.weight"] = head
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 def _write_tokenizer(folder: Path, spec: TinyModelSpec) -> int:
     """Byte-level BPE of exactly `vocab` entries, the special ones last; return the EOS id."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=spec.vocab - len(SPECIAL_TOKENS),
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(_corpus(), trainer=trainer)
-    fillers = spec.vocab - len(SPECIAL_TOKENS) - tokenizer.get_vocab_size()
-    tokenizer.add_tokens([f"<filler{i}>" for i in range(fillers)])
+    tokenizer = _train_tokenizer(spec.vocab - len(SPECIAL_TOKENS))
     tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
     if tokenizer.get_vocab_size() != spec.vocab:
-        raise RuntimeError(f"tokenizer has {tokenizer.get_vocab_size()} entries, not {spec.vocab}")
+        size = tokenizer.get_vocab_size()
+        raise RuntimeError(f"tokenizer has {size} entries, not {spec.vocab}")
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
+        "tokenizer_class": "Qwen2Tokenizer",
         "eos_token": "<|im_end|>",
         "pad_token": "<|endoftext|>",
         "additional_special_tokens": ["<|im_start|>", "<|im_end|>"],
@@ -193,19 +190,40 @@ def _write_tokenizer(folder: Path, spec: TinyModelSpec) -> int:
     return tokenizer.token_to_id("<|im_end|>")
 
 
+def _train_tokenizer(size: int) -> Any:
+    """Trained `tokenizers.Tokenizer` of `size` entries, split as transformers splits for Qwen2.
+
+    With another pre-tokenizer, clients (transformers) and server would disagree on tokens.
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import Qwen2Tokenizer
+
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    pattern = Qwen2Tokenizer(vocab={c: i for i, c in enumerate(alphabet)}, merges=[])
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.normalizer = pattern.backend_tokenizer.normalizer
+    tokenizer.pre_tokenizer = pattern.backend_tokenizer.pre_tokenizer
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=size, initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator(_corpus(), trainer=trainer)
+    fillers = size - tokenizer.get_vocab_size()
+    tokenizer.add_tokens([f"<filler{i}>" for i in range(fillers)])
+    return tokenizer
+
+
 def _corpus() -> list[str]:
     """Deterministic text with words, code and JSON, enough to learn a few thousand merges."""
     rng = random.Random(20)
-    onsets, nuclei = "b c d f g h k l m n p r s t v w st tr pl ch sh".split(), "a e i o u ai ou ee"
-    codas = ["", "n", "r", "s", "t", "l", "ck", "nd", "st", "ng"]
     words = [
         "".join(
-            rng.choice(onsets) + rng.choice(nuclei.split()) + rng.choice(codas)
+            rng.choice(_ONSETS) + rng.choice(_NUCLEI) + rng.choice(_CODAS)
             for _ in range(rng.randint(1, 3))
         )
         for _ in range(3000)
     ]
-    words += "the of and to in is you that it for agent tool session prompt file read write".split()
+    words += _COMMON_WORDS
     lines = []
     for i in range(4000):
         picked = [rng.choice(words) for _ in range(12)]
