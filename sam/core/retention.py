@@ -3,8 +3,9 @@
 Owns the order between nodes. Must never know the tree, the tiers' sizes or a clock: the
 caller brings the states of a node's live users and the node's last access.
 
-Evict the *smallest* key first: nodes that only ended sessions used; then nodes of
-offloaded sessions with a host copy (dropping those loses nothing); then everything else,
+Evict the *smallest* key first: nodes that only ended sessions used; then branches that a
+live session left (superseded); then nodes of offloaded sessions with a host copy
+(dropping those loses nothing); then everything else,
 unowned or idle, in plain LRU order; then what is about to resume or runs. A node's class
 is that of its live user who needs it soonest. With no sessions every node has the same
 class, and the order is exactly LRU.
@@ -23,10 +24,11 @@ class RetentionClass(IntEnum):
     """Eviction classes, first to go first."""
 
     ENDED = 0
-    OFFLOADED = 1
-    PLAIN = 2
-    RESUMING = 3
-    RUNNING = 4
+    SUPERSEDED = 1
+    OFFLOADED = 2
+    PLAIN = 3
+    RESUMING = 4
+    RUNNING = 5
 
 
 class RetentionKey(NamedTuple):
@@ -43,6 +45,11 @@ _CLASS_OF_STATE = {
     SessionState.RESUMING: RetentionClass.RESUMING,
     SessionState.RUNNING: RetentionClass.RUNNING,
 }
+
+
+def class_of_state(state: SessionState) -> RetentionClass | None:
+    """Class that a live session's current branch counts as; None if it is not live."""
+    return _CLASS_OF_STATE.get(state)
 
 
 def retention_class(

@@ -18,7 +18,15 @@ KEYS = st.builds(
     SessionKey, st.sampled_from(["t0", "t0", "t0", "t1", "t2"]), st.sampled_from(IDS)
 )
 PARENTS = st.one_of(st.none(), st.sampled_from(IDS))
-STEPS_S = st.sampled_from([-3.0, 0.0, 0.0, 1.0, 4.0, 11.0, 40.0])
+TIGHT_BOUNDS = st.fixed_dictionaries(
+    {
+        "max_sessions": st.integers(2, 12),
+        "max_per_tenant": st.integers(1, 8),
+        "max_named": st.integers(1, 4),
+    }
+)
+ONE_TREE = st.sampled_from(IDS[:6])
+STEPS_S = st.sampled_from([-3.0, 0.0, 0.0, 0.0, 0.5, 1.0, 1.0, 4.0, 11.0, 40.0])
 RIDS = st.sampled_from(["r0", "r1", "r2", "r3"])
 REASONS = st.sampled_from([None, "stop", "length", "tool_calls"])
 
@@ -41,12 +49,8 @@ def check_orders(table):
 
 
 class SessionsMachine(RuleBasedStateMachine):
-    @initialize(
-        max_sessions=st.integers(2, 12),
-        max_per_tenant=st.integers(1, 8),
-        max_named=st.integers(1, 4),
-    )
-    def start(self, **bounds):
+    @initialize(bounds=st.one_of(st.just({}), TIGHT_BOUNDS))
+    def start(self, bounds):
         limits = SessionLimits(idle_timeout_s=30.0, **bounds)
         self.table, self.reference = SessionTable(limits), ReferenceTable(limits)
         self.time_s = 0.0
@@ -66,6 +70,10 @@ class SessionsMachine(RuleBasedStateMachine):
     @rule(key=KEYS, parent=PARENTS, step_s=STEPS_S)
     def bind(self, key, parent, step_s):
         self.both("bind", key, parent, self.now(step_s))
+
+    @rule(child=ONE_TREE, parent=ONE_TREE)
+    def grow_one_tree(self, child, parent):
+        self.both("bind", SessionKey("t0", child), parent, self.time_s)
 
     @rule(key=KEYS, rid=RIDS, step_s=STEPS_S)
     def queue(self, key, rid, step_s):
@@ -107,7 +115,7 @@ class SessionsMachine(RuleBasedStateMachine):
     def take_dropped(self):
         self.both("take_dropped")
 
-    @rule(offset=st.integers(0, 9), limit=st.integers(0, 5), tenant=st.sampled_from([None, "t0"]))
+    @rule(offset=st.integers(0, 9), limit=st.integers(0, 5), tenant=st.sampled_from([None, "t0", "x"]))
     def page(self, offset, limit, tenant):
         self.both("snapshot", offset, limit, tenant)
 
@@ -130,7 +138,7 @@ class SessionsMachine(RuleBasedStateMachine):
 
 
 SessionsMachine.TestCase.settings = settings(
-    max_examples=int(os.environ.get("SAM_MODEL_EXAMPLES", "150")),
+    max_examples=int(os.environ.get("SAM_MODEL_EXAMPLES", "200")),
     stateful_step_count=60,
     deadline=None,
     suppress_health_check=list(HealthCheck),
