@@ -15,11 +15,15 @@ import subprocess
 import sys
 from pathlib import Path
 
-from patchlib.drift import render_table, survey_drift, to_json
-from patchlib.errors import Exit, PatchToolError
-from patchlib.series import Series, load_series
-from patchlib.target import find_target
-from patchlib.trees import BaseTree, Tree, tree_of, tree_version
+# Also under -I, -P and PYTHONSAFEPATH.
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from patchlib.drift import render_table, survey_drift, to_json  # noqa: E402
+from patchlib.errors import Exit, PatchToolError  # noqa: E402
+from patchlib.gitcmd import is_repository, try_git  # noqa: E402
+from patchlib.series import Series, load_series  # noqa: E402
+from patchlib.target import find_target  # noqa: E402
+from patchlib.trees import BaseTree, Tree, tree_of, tree_version  # noqa: E402
 
 REPO = Path(__file__).resolve().parent.parent
 
@@ -41,7 +45,7 @@ def main(argv: list[str] | None = None) -> int:
         series = load_series(args.patches)
         location = _locate(args.against, args.cache, args.python)
         tree = tree_of(location)
-        version = tree_version(tree, location)
+        version = tree_version(tree, location) or _described(location)
         overlay = args.overlay.read_bytes() if args.overlay.is_file() else None
         rows = survey_drift(series, tree, version, _base(args, series), overlay)
     except PatchToolError as error:
@@ -52,6 +56,11 @@ def main(argv: list[str] | None = None) -> int:
     else:
         print(render_table(rows, f"{args.against} (version {version or 'unknown'})"))
     return int(not all(row.harmless for row in rows))
+
+
+def _described(checkout: Path) -> str | None:
+    out = try_git(checkout, "describe", "--tags") if is_repository(checkout) else None
+    return out.decode().strip() if out else None
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -10,11 +10,14 @@ import argparse
 import sys
 from pathlib import Path
 
-from patchlib.errors import Exit, PatchToolError
-from patchlib.rules import lint
-from patchlib.series import Series, load_series
-from patchlib.target import Target, find_target
-from patchlib.trees import BaseTree, Tree, tree_of
+# Also under -I, -P and PYTHONSAFEPATH.
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from patchlib.errors import Exit, PatchToolError  # noqa: E402
+from patchlib.rules import lint  # noqa: E402
+from patchlib.series import Series, load_series  # noqa: E402
+from patchlib.target import Target, find_target  # noqa: E402
+from patchlib.trees import BaseTree, Tree, tree_of  # noqa: E402
 
 REPO = Path(__file__).resolve().parent.parent
 
@@ -26,9 +29,14 @@ def main(argv: list[str] | None = None) -> int:
         epilog="exit codes: 0 clean (warnings allowed), 1 findings, 2 unreadable patches",
     )
     parser.add_argument("--patches", type=Path, default=REPO / "patches", metavar="DIR")
-    parser.add_argument("--python", type=Path, metavar="PATH", help="where the base is installed")
     parser.add_argument(
-        "--base", type=Path, metavar="DIR", help="unpacked wheel, site-packages, wheel, checkout"
+        "--python", type=Path, metavar="PATH", help="where the base is installed"
+    )
+    parser.add_argument(
+        "--base",
+        type=Path,
+        metavar="DIR",
+        help="unpacked wheel, site-packages, wheel, checkout",
     )
     parser.add_argument("--strict", action="store_true", help="warnings count as findings")
     args = parser.parse_args(argv)
@@ -39,7 +47,9 @@ def main(argv: list[str] | None = None) -> int:
         print(f"lint: {error}", file=sys.stderr)
         return int(Exit.USAGE if error.code is Exit.USAGE else Exit.INTERNAL)
     if base is None:
-        print("note: no base found, rules that need upstream's files are skipped", file=sys.stderr)
+        print(
+            "note: no base found, rules that need upstream's files are skipped", file=sys.stderr
+        )
     findings = lint(series, REPO, base, target)
     for finding in findings:
         print(finding)
@@ -47,7 +57,9 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _base(args: argparse.Namespace, series: Series) -> tuple[Tree | None, Target | None]:
-    if args.base is not None and (args.base.is_file() or not list(args.base.glob("*.dist-info"))):
+    if args.base is not None and (
+        args.base.is_file() or not list(args.base.glob("*.dist-info"))
+    ):
         return tree_of(args.base), None
     try:
         running = Path(sys.executable)

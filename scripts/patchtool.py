@@ -15,15 +15,18 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from patchlib import operations
-from patchlib.errors import EXIT_HELP, Exit, PatchToolError
-from patchlib.export import Exporter
-from patchlib.index import refreshed, render_index, render_lock, write_or_compare
-from patchlib.operations import Report
-from patchlib.series import Series, load_series
-from patchlib.store import Store
-from patchlib.survey import survey
-from patchlib.target import Target, find_target
+# Also under -I, -P and PYTHONSAFEPATH.
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from patchlib import operations  # noqa: E402
+from patchlib.errors import EXIT_HELP, Exit, PatchToolError  # noqa: E402
+from patchlib.export import Exporter  # noqa: E402
+from patchlib.index import refreshed, render_index, render_lock, write_or_compare  # noqa: E402
+from patchlib.operations import Report  # noqa: E402
+from patchlib.series import Series, load_series  # noqa: E402
+from patchlib.store import Store  # noqa: E402
+from patchlib.survey import survey  # noqa: E402
+from patchlib.target import Target, find_target  # noqa: E402
 
 REPO = Path(__file__).resolve().parent.parent
 
@@ -78,7 +81,9 @@ def build_parser() -> argparse.ArgumentParser:
         made[name].add_argument(
             "--check", action="store_true", help="write nothing; exit 1 if it is out of date"
         )
-    made["export"].add_argument("checkout", type=Path, help="a clean checkout at the pinned tag")
+    made["export"].add_argument(
+        "checkout", type=Path, help="a clean checkout at the pinned tag"
+    )
     made["export"].add_argument("--prefix", default="sam/", help="start of the branch names")
     made["export"].add_argument(
         "--force", action="store_true", help="move branches that hold something else"
@@ -124,7 +129,11 @@ def _fail(error: PatchToolError, *, as_json: bool) -> None:
 
 def _target(args: argparse.Namespace, series: Series) -> Target:
     return find_target(
-        series, directory=args.target, python=args.python, repo=REPO, running=Path(sys.executable)
+        series,
+        directory=args.target,
+        python=args.python,
+        repo=REPO,
+        running=Path(sys.executable),
     )
 
 
@@ -170,7 +179,11 @@ def _run_doctor(target: Target) -> None:
     except subprocess.TimeoutExpired:
         print("  note: doctor did not finish in time; the patches stay applied")
         return
-    text = "doctor is content" if code == 0 else f"doctor failed ({code}); the patches stay applied"
+    text = (
+        "doctor is content"
+        if code == 0
+        else f"doctor failed ({code}); the patches stay applied"
+    )
     print(f"  note: {text}")
 
 

@@ -134,9 +134,12 @@ def _lost_symbols(
 ) -> Iterator[str]:
     for text in patch.header.all("Remove-When"):
         try:
-            lost = parse_condition(text).lost(tree)
+            condition = parse_condition(text)
         except ConditionError:
             continue
+        if condition.kind == "text" and not visible(tree, condition.place):
+            continue
+        lost = condition.lost(tree)
         if lost and not _patch_made(patch, lost):
             yield lost
     for diff in patch.diffs:

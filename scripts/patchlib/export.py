@@ -58,7 +58,9 @@ class Exporter:
             )
         if git(self._root, "status", "--porcelain").strip():
             raise PatchToolError(
-                Exit.MODIFIED, f"{self._root} has uncommitted changes", "commit or drop them first"
+                Exit.MODIFIED,
+                f"{self._root} has uncommitted changes",
+                "commit or drop them first",
             )
         head = commit_of(self._root, "HEAD")
         tagged = commit_of(self._root, tag)
@@ -120,9 +122,18 @@ class Exporter:
         return self._write_commit(patch, parent, results, identity)
 
     def _write_commit(
-        self, patch: Patch, parent: str, results: dict[str, bytes | None], identity: dict[str, str]
+        self,
+        patch: Patch,
+        parent: str,
+        results: dict[str, bytes | None],
+        identity: dict[str, str],
     ) -> str:
-        date = f"{patch.header.get('Last-Update')}T12:00:00+0000"
+        day = patch.header.get("Last-Update")
+        if not day:
+            raise PatchToolError(
+                Exit.USAGE, f"{patch.name}: no Last-Update, so no date for the commit", "add it"
+            )
+        date = f"{day}T12:00:00+0000"
         with tempfile.TemporaryDirectory() as scratch:
             env = {
                 **identity,

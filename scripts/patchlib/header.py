@@ -12,9 +12,19 @@ import re
 from dataclasses import dataclass
 
 KINDS = ("seam", "fix", "backport")
-REQUIRED = ("Kind", "Upstream-Base", "Forwarded", "Remove-When", "Used-By", "Test", "Last-Update")
+REQUIRED = (
+    "Kind",
+    "Upstream-Base",
+    "Forwarded",
+    "Remove-When",
+    "Used-By",
+    "Test",
+    "Last-Update",
+)
 OPTIONAL = ("Marker", "Depends-On")
-PRIVATE = frozenset(("Used-By", "Last-Update", "Forwarded", "Remove-When", "Marker", "Depends-On"))
+PRIVATE = frozenset(
+    ("Used-By", "Last-Update", "Forwarded", "Remove-When", "Marker", "Depends-On")
+)
 
 _TRAILER = re.compile(r"([A-Z][A-Za-z]*(?:-[A-Za-z]+)*):(?:[ \t]+(.*))?$")
 _TAG = re.compile(r"^\s*\[[^\]]*\bPATCH\b[^\]]*\]\s*")

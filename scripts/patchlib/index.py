@@ -25,9 +25,11 @@ header says why nothing short of a patch would do.
 Lines are the changed ones in files that exist upstream, then those of new files; tests are
 not counted. {total}
 
-| # | patch | subject | kind | lines | existing files | forwarded | remove when | used by | test |
-|---|---|---|---|---|---|---|---|---|---|
 """
+_COLUMNS = (
+    *("#", "patch", "subject", "kind", "lines", "existing files"),
+    *("forwarded", "remove when", "used by", "test"),
+)
 
 
 def changed_lines(patch: Patch) -> tuple[int, int]:
@@ -38,7 +40,9 @@ def changed_lines(patch: Patch) -> tuple[int, int]:
 
 
 def existing_files(patch: Patch) -> list[str]:
-    return [diff.path for diff in patch.diffs if not diff.creates and not is_test_path(diff.path)]
+    return [
+        diff.path for diff in patch.diffs if not diff.creates and not is_test_path(diff.path)
+    ]
 
 
 def render_index(series: Series) -> str:
@@ -51,6 +55,7 @@ def render_index(series: Series) -> str:
         wheel=series.upstream.wheel,
         total=total,
     )
+    text += "| " + " | ".join(_COLUMNS) + " |\n" + "|---" * len(_COLUMNS) + "|\n"
     return text + "".join(_row(n, patch) for n, patch in enumerate(series.patches, 1))
 
 

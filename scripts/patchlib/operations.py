@@ -91,7 +91,9 @@ def check(series: Series, target: Target) -> Report:
     if found.verdict is Verdict.NOT_APPLIED:
         notes.append("base proven, every patch applies: 'apply' will work")
     if found.verdict is Verdict.APPLIED:
-        notes.append("every patched file has exactly the bytes that the series makes of the base")
+        notes.append(
+            "every patched file has exactly the bytes that the series makes of the base"
+        )
     return Report(VERDICT_EXIT[found.verdict], found.verdict.value, notes, found)
 
 

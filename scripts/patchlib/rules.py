@@ -15,7 +15,7 @@ from pathlib import Path
 from .conditions import ConditionError, parse_condition, parse_symbol
 from .diff import DiffError, apply_diff
 from .errors import PatchToolError
-from .header import KINDS, REQUIRED
+from .header import KINDS, OPTIONAL, REQUIRED
 from .index import changed_lines, existing_files, render_index, render_lock
 from .series import Patch, Series, is_package_path, is_test_path, read_series_names
 from .symbols import symbol_exists
@@ -53,7 +53,7 @@ def lint(
         findings += _header_rules(patch, series)
         findings += _size_rules(patch)
         findings += _text_rules(patch)
-        findings += _reference_rules(patch, repo)
+        findings += _reference_rules(patch, series, repo)
     if base is not None:
         findings += _base_rules(series, base)
     findings += _generated_rules(series, target)
@@ -65,6 +65,10 @@ def _series_rules(series: Series) -> Iterator[Finding]:
     present = {path.name for path in series.directory.glob("*.patch")}
     for name in sorted(present - set(names)):
         yield Finding("series", f"{name} lies in patches/ but is not listed")
+    for at, patch in enumerate(series.patches):
+        for name in patch.header.all("Depends-On"):
+            if name not in names[:at]:
+                yield Finding(patch.name, f"Depends-On {name}: not before it in the series")
     for name in sorted({name for name in names if names.count(name) > 1}):
         yield Finding("series", f"{name} is listed twice")
     for name in names:
@@ -74,7 +78,9 @@ def _series_rules(series: Series) -> Iterator[Finding]:
         yield Finding("series", f"{len(names)} patches, at most {MAX_PATCHES} are allowed")
     lines = sum(sum(changed_lines(patch)) for patch in series.patches)
     if lines > MAX_SERIES_LINES:
-        yield Finding("series", f"{lines} changed lines, at most {MAX_SERIES_LINES} are allowed")
+        yield Finding(
+            "series", f"{lines} changed lines, at most {MAX_SERIES_LINES} are allowed"
+        )
 
 
 # --- one patch --------------------------------------------------------------------------
@@ -98,6 +104,9 @@ def _header_rules(patch: Patch, series: Series) -> Iterator[Finding]:
     tag = series.upstream.tag
     if header.get("Upstream-Base") not in ("", tag):
         yield Finding(patch.name, f"Upstream-Base is {header.get('Upstream-Base')}, not {tag}")
+    for key in dict(header.trailers):
+        if key not in (*REQUIRED, *OPTIONAL) and not key.endswith("-by"):
+            yield Finding(patch.name, f"trailer {key} is unknown", True)
     yield from _value_rules(patch)
 
 
@@ -138,7 +147,9 @@ def _size_rules(patch: Patch) -> Iterator[Finding]:
     elif files > TARGET_FILES:
         yield Finding(patch.name, f"{files} existing files, aim for {TARGET_FILES}", True)
     if new > MAX_NEW_LINES:
-        yield Finding(patch.name, f"{new} lines of new files, at most {MAX_NEW_LINES} are allowed")
+        yield Finding(
+            patch.name, f"{new} lines of new files, at most {MAX_NEW_LINES} are allowed"
+        )
     for diff in patch.diffs:
         if not (is_package_path(diff.path) or is_test_path(diff.path)):
             yield Finding(patch.name, f"{diff.path}: only python/sglang/ and test/ are patched")
@@ -170,15 +181,20 @@ def _own_text(patch: Patch) -> Iterator[tuple[str, str]]:
             yield diff.path, line.decode("utf-8", "replace")
 
 
-def _reference_rules(patch: Patch, repo: Path) -> Iterator[Finding]:
+def _reference_rules(patch: Patch, series: Series, repo: Path) -> Iterator[Finding]:
+    brought = set(series.paths())
     for value in patch.header.all("Test"):
         for item in value.replace(",", " ").split():
             path = item.split("::")[0]
-            if path not in patch.paths and not (repo / path).exists():
-                yield Finding(patch.name, f"Test {path} is neither in the patch nor in the tree")
-    for path in existing_files(patch):
-        if not is_package_path(path):
-            yield Finding(patch.name, f"{path}: the wheel cannot prove it; create a file instead")
+            if path not in brought and not (repo / path).exists():
+                yield Finding(
+                    patch.name, f"Test {path} is neither in the series nor in the tree"
+                )
+    for diff in patch.diffs:
+        if is_test_path(diff.path) and not series.creates(diff.path):
+            yield Finding(
+                patch.name, f"{diff.path}: the wheel cannot prove it; create a file instead"
+            )
 
 
 # --- against the base -------------------------------------------------------------------

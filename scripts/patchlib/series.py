@@ -118,14 +118,18 @@ def read_upstream(directory: Path) -> Upstream:
         ) from None
     except (KeyError, tomllib.TOMLDecodeError) as error:
         raise PatchToolError(
-            Exit.USAGE, f"{path}: {error}", "it needs project, version, tag, wheel, wheel_sha256"
+            Exit.USAGE,
+            f"{path}: {error}",
+            "it needs project, version, tag, wheel, wheel_sha256",
         ) from None
 
 
 def read_series_names(directory: Path) -> list[str]:
     path = directory / "series"
     if not path.is_file():
-        raise PatchToolError(Exit.USAGE, f"{path} is missing", "list the patches there, in order")
+        raise PatchToolError(
+            Exit.USAGE, f"{path} is missing", "list the patches there, in order"
+        )
     lines = (line.split("#", 1)[0].strip() for line in path.read_text("utf-8").splitlines())
     return [line for line in lines if line]
 
@@ -137,11 +141,15 @@ def read_patch(path: Path) -> Patch:
         return Patch(path.name, raw, parse_header(head), tuple(parse_diffs(raw)))
     except FileNotFoundError:
         raise PatchToolError(
-            Exit.USAGE, f"{path.name} is in the series but not in {path.parent}", "fix the series"
+            Exit.USAGE,
+            f"{path.name} is in the series but not in {path.parent}",
+            "fix the series",
         ) from None
     except (DiffError, UnicodeDecodeError) as error:
         raise PatchToolError(
-            Exit.DOES_NOT_APPLY, f"{path.name}: {error}", "write it with git diff or format-patch"
+            Exit.DOES_NOT_APPLY,
+            f"{path.name}: {error}",
+            "write it with git diff or format-patch",
         ) from None
 
 
@@ -149,7 +157,9 @@ def read_base_hashes(directory: Path) -> dict[str, str]:
     path = directory / "BASE.sha256"
     if not path.is_file():
         return {}
-    pairs = (line.split(None, 1) for line in path.read_text("utf-8").splitlines() if line.strip())
+    pairs = (
+        line.split(None, 1) for line in path.read_text("utf-8").splitlines() if line.strip()
+    )
     return {name.strip(): digest for digest, name in pairs}
 
 

@@ -70,9 +70,9 @@ class Survey:
             return Verdict.HALF_APPLIED
         if "modified" in kinds:
             return Verdict.MODIFIED
-        if self.error is None and all(fact.done for fact in self.facts):
-            if self.facts or self.recorded:
-                return Verdict.APPLIED
+        done = self.error is None and all(fact.done for fact in self.facts)
+        if done and (self.facts or self.recorded):
+            return Verdict.APPLIED
         if kinds <= {"base"} or self._reinstalled():
             return Verdict.NOT_APPLIED
         if self.state is not None and not self.recorded:

@@ -81,11 +81,13 @@ def class_members(node: ast.ClassDef) -> set[str]:
 
 
 def self_attributes(node: ast.AST) -> set[str]:
-    """Attributes that are assigned on self anywhere below `node`."""
+    """Attributes assigned on self anywhere below `node`; `+=` only uses one."""
+    grown = {id(child.target) for child in ast.walk(node) if isinstance(child, ast.AugAssign)}
     return {
         child.attr
         for child in ast.walk(node)
         if isinstance(child, ast.Attribute)
+        and id(child) not in grown
         and isinstance(child.ctx, ast.Store)
         and isinstance(child.value, ast.Name)
         and child.value.id == "self"
@@ -111,7 +113,7 @@ def _bound(nodes: Iterable[ast.stmt]) -> Iterator[str]:
             yield from (a.asname or a.name.split(".")[0] for a in node.names)
         elif isinstance(node, ast.ImportFrom):
             yield from (a.asname or a.name for a in node.names if a.name != "*")
-        elif isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
+        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             yield from _target_names(targets)
 

@@ -106,7 +106,7 @@ class WheelTarget(Target):
         if self.version() != pin:
             raise PatchToolError(
                 Exit.WRONG_VERSION,
-                f"sglang {self.version()} is installed in {self.root}, the patches are for {pin}",
+                f"{self.root} has sglang {self.version()}, the patches are for {pin}",
                 f"pip install --no-deps --force-reinstall sglang=={pin}",
             )
         for path, digest in series.base_hashes.items():
@@ -162,7 +162,7 @@ class CheckoutTarget(Target):
 def find_target(
     series: Series, *, directory: Path | None, python: Path | None, repo: Path, running: Path
 ) -> Target:
-    """`directory` wins over `python`; without both, the running interpreter or the repo's venv."""
+    """`directory` wins over `python`; without both, this interpreter or the repo's venv."""
     if directory is not None:
         return _from_directory(series, directory, python)
     venv = repo / ".venv" / "bin" / "python"
@@ -174,18 +174,24 @@ def find_target(
     raise PatchToolError(
         Exit.WRONG_VERSION,
         f"sglang is not installed for {', '.join(map(str, choices))}",
-        f"pip install sglang=={series.upstream.version}, or point --python / --target elsewhere",
+        f"pip install sglang=={series.upstream.version}, or pass another --python or --target",
     )
 
 
 def _package_of(python: Path) -> Path | None:
     try:
         done = subprocess.run(
-            [str(python), "-P", "-c", _FIND], capture_output=True, text=True, cwd="/", check=True
+            [str(python), "-P", "-c", _FIND],
+            capture_output=True,
+            text=True,
+            cwd="/",
+            check=True,
         )
     except (OSError, subprocess.CalledProcessError) as error:
         raise PatchToolError(
-            Exit.USAGE, f"{python} does not run: {error}", "pass --python a Python 3.11 or newer"
+            Exit.USAGE,
+            f"{python} does not run: {error}",
+            "pass --python a Python 3.11 or newer",
         ) from None
     line = done.stdout.strip().splitlines()[-1:]
     return Path(line[0]) if line else None

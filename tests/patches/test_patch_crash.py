@@ -1,0 +1,102 @@
+"""A run that is killed between any two changes is found and rolled back by the next one."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import patch_toys as toys
+import pytest
+from patch_toys import CACHE
+from patchlib.errors import Exit
+
+KILLER = Path(__file__).with_name("killed_tool.py")
+
+
+def killed(series, site, command, after):
+    """True if the run was killed, False if it came to its end."""
+    args = [command, "--patches", str(series.directory), "--target", str(site)]
+    if command == "apply":
+        args.append("--no-doctor")
+    env = os.environ | {"PATCHTOOL_TEST_KILL_AFTER": str(after)}
+    done = subprocess.run([sys.executable, str(KILLER), *args], env=env, capture_output=True)
+    assert done.returncode in (0, -signal.SIGKILL), done.stderr
+    return done.returncode != 0
+
+
+def every_point(series, template, tmp_path, command):
+    """A fresh copy of the template for every possible point of death."""
+    for after in range(100):
+        site = tmp_path / f"killed-{after}"
+        shutil.copytree(template, site)
+        if not killed(series, site, command, after):
+            assert after > 5
+            return
+        yield site
+    raise AssertionError("the run never came to its end")
+
+
+def holds(site, files):
+    paths = [path for path in files if path.startswith("python/")]
+    return all(
+        (site / path.removeprefix("python/")).read_text() == files[path] for path in paths
+    )
+
+
+@pytest.mark.parametrize("rescue", ["apply", "revert"])
+def test_apply_killed_anywhere(tool, series, site, tmp_path, rescue):
+    base = toys.snapshot(site)
+    seen = set()
+    for copy in every_point(series, site, tmp_path, "apply"):
+        code = tool("status", "--target", copy)
+        seen.add(code)
+        if code == Exit.NOT_APPLIED:
+            assert toys.snapshot(copy) == base
+        assert tool(rescue, "--target", copy) == Exit.OK
+        if rescue == "apply":
+            assert holds(copy, series.top)
+            assert tool("check", "--target", copy) == Exit.OK
+            assert tool("revert", "--target", copy) == Exit.OK
+        assert toys.snapshot(copy) == base
+        assert not (copy / "sglang/srt/extra").exists()
+    assert seen == {Exit.NOT_APPLIED, Exit.HALF_APPLIED, Exit.OK}
+
+
+@pytest.mark.parametrize("rescue", ["apply", "revert"])
+def test_revert_killed_anywhere(tool, series, site, tmp_path, rescue):
+    base = toys.snapshot(site)
+    tool("apply", "--target", site)
+    for copy in every_point(series, site, tmp_path, "revert"):
+        assert tool("status", "--target", copy) in (0, Exit.HALF_APPLIED, Exit.NOT_APPLIED)
+        assert tool(rescue, "--target", copy) == Exit.OK
+        if rescue == "apply":
+            assert holds(copy, series.top)
+            assert tool("revert", "--target", copy) == Exit.OK
+        assert toys.snapshot(copy) == base
+
+
+def test_half_applied_is_reported_and_left_alone(tool, series, site, tmp_path, capsys):
+    for copy in every_point(series, site, tmp_path, "apply"):
+        before = toys.snapshot(copy)
+        if tool("status", "--target", copy) == Exit.HALF_APPLIED:
+            assert "cut off" in capsys.readouterr().out
+            assert tool("check", "--target", copy) == Exit.HALF_APPLIED
+            assert toys.snapshot(copy) == before
+            return
+    raise AssertionError("no half-applied state was seen")
+
+
+def test_rollback_never_destroys_later_edits(tool, series, site, tmp_path, capsys):
+    for copy in every_point(series, site, tmp_path, "apply"):
+        if tool("status", "--target", copy) == Exit.HALF_APPLIED:
+            cache = copy / CACHE.removeprefix("python/")
+            cache.write_text("MINE = 1\n")
+            assert tool("apply", "--target", copy) == Exit.HALF_APPLIED
+            assert tool("revert", "--target", copy) == Exit.HALF_APPLIED
+            assert "remedy" in capsys.readouterr().err
+            assert cache.read_text() == "MINE = 1\n"
+            return
