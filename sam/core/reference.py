@@ -270,7 +270,6 @@ class ReferenceTable:
         limits, tenant = self.limits, opened.tenant
         while self.count(tenant) > limits.max_per_tenant:
             if not self.drop_one(opened, tenant):
-                self.counters["over_capacity"] += 1
                 break
         while self.count(None) > limits.max_sessions:
             n_tenants = len({r.key.tenant for r in self.records})
@@ -278,8 +277,10 @@ class ReferenceTable:
             if greedy and self.drop_one(opened, tenant):
                 continue
             if not self.drop_one(opened, None):
-                self.counters["over_capacity"] += 1
                 break
+        too_many = self.count(tenant) > limits.max_per_tenant
+        if too_many or self.count(None) > limits.max_sessions:
+            self.counters["over_capacity"] += 1
         while len(self.named(tenant)) > limits.max_per_tenant:
             self.drop_named(self.named(tenant)[0])
         while len(self.named(None)) > limits.max_named:

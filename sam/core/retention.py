@@ -5,10 +5,9 @@ caller brings the states of a node's live users and the node's last access.
 
 Evict the *smallest* key first: nodes that only ended sessions used; then branches that a
 live session left (superseded); then nodes of offloaded sessions with a host copy
-(dropping those loses nothing); then everything else,
-unowned or idle, in plain LRU order; then what is about to resume or runs. A node's class
-is that of its live user who needs it soonest. With no sessions every node has the same
-class, and the order is exactly LRU.
+(dropping those loses nothing); then everything else, unowned or idle, in plain LRU order;
+then what is about to resume or runs. A node's class is that of its live user who needs it
+soonest. With no sessions every node has the same class, and the order is exactly LRU.
 """
 
 from __future__ import annotations
@@ -59,6 +58,7 @@ def retention_class(
 ) -> int:
     """Class of a node from its users; shared sessions (`Session.shared`) are no users.
 
+    SUPERSEDED is the caller's to give: it knows which branch a session left.
     An OFFLOADED user of a node without a host copy counts as idle. ENDED and NAMED
     states among the live users are ignored.
     """

@@ -117,14 +117,15 @@ class SessionStore:
         own, limits = self._tenants[opened.key.tenant], self.limits
         while own.n_sessions > limits.max_per_tenant:
             if not self._drop_oldest(own, opened):
-                self._counters["over_capacity"] += 1
                 break
         while self.all.n_sessions > limits.max_sessions:
             fair_share = limits.max_sessions // len(self._tenants)
             greedy = own.n_sessions > fair_share and self._drop_oldest(own, opened)
             if not greedy and not self._drop_oldest(self.all, opened):
-                self._counters["over_capacity"] += 1
                 break
+        over_own = own.n_sessions > limits.max_per_tenant
+        if over_own or self.all.n_sessions > limits.max_sessions:
+            self._counters["over_capacity"] += 1
         while len(own.named) > limits.max_per_tenant:
             self._drop_named(next(iter(own.named.values())))
         while len(self.all.named) > limits.max_named:
