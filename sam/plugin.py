@@ -1,0 +1,92 @@
+"""Entry point of group `sglang.srt.plugins`: the only caller of upstream's `register_*`.
+
+Must never raise for a server that does not use sam: SGLang logs plugin errors and goes on,
+so everything that has to stop a start is checked where `--radix-cache-backend sam` is built.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from typing import Any
+
+BACKEND = "sam"
+
+
+def register() -> None:
+    """Make `--radix-cache-backend sam` known, and install the CPU shims where they apply."""
+    from sglang.srt.mem_cache.registry import register_radix_cache_backend
+    from sglang.srt.mem_cache.unified_cache.tree_core_registry import (
+        register_tree_core_backend,
+    )
+
+    from sam.platform import shims
+    from sam.srt import upstream
+
+    register_radix_cache_backend(BACKEND, create_cache)
+    register_tree_core_backend("sam_python", create_tree_core)
+    if upstream.resolve(upstream.PATCH_MARKERS["kv-hint-ingress"]) is not None:
+        from sglang.srt.managers.kv_hints import register_kv_hint_ingress
+
+        register_kv_hint_ingress(create_ingress)
+    shims.install()
+
+
+def create_cache(ctx: Any) -> Any:
+    """Factory of `--radix-cache-backend sam`. Raises UpstreamError or ValueError."""
+    from sam.srt import upstream
+
+    upstream.verify()
+    _refuse_unsupported(ctx)
+    from sam.srt.mem_cache.cache import TREE_CORE_BACKEND, SessionRadixCache
+
+    ctx.params.tree_core_backend = TREE_CORE_BACKEND
+    ctx = replace(ctx)
+    return upstream.create_unified_radix_cache(ctx, cache_class=SessionRadixCache)
+
+
+def create_tree_core(params: Any, components: dict[Any, Any]) -> Any:
+    from sam.srt.mem_cache.tree_core import SessionTreeCore
+
+    return SessionTreeCore(params, components)
+
+
+def create_ingress(tokenizer_manager: Any) -> Any | None:
+    """The hint ingress of a server that runs with sam, else None."""
+    if tokenizer_manager.server_args.radix_cache_backend != BACKEND:
+        return None
+    from sam.srt.entrypoints.ingress import AgentHintIngress
+
+    ingress = AgentHintIngress(tokenizer_manager)
+    http_server = sys.modules.get("sglang.srt.entrypoints.http_server")
+    if http_server is not None:
+        from sam.srt.entrypoints.routes import install_routes
+
+        install_routes(http_server.app, ingress)
+    return ingress
+
+
+def _refuse_unsupported(ctx: Any) -> None:
+    from sglang.srt.runtime_context import get_memory
+
+    reason = None
+    if ctx.is_hybrid_swa or ctx.is_hybrid_ssm:
+        kind = "sliding-window" if ctx.is_hybrid_swa else "Mamba/linear-attention"
+        reason = (
+            f"hybrid {kind} models are not supported yet: their cache has more than one "
+            "component per token"
+        )
+    elif ctx.disable_radix_cache:
+        reason = "--disable-radix-cache leaves nothing to manage"
+    elif get_memory().enable_session_radix_cache:
+        reason = "--enable-session-radix-cache is replaced by sam's own sessions"
+    elif (
+        get_memory().enable_hierarchical_cache
+        and get_memory().hicache_host_memory_mode == "buffer_only"
+    ):
+        reason = "--hicache-host-memory-mode buffer_only has no host tier to offload to"
+    if reason is not None:
+        raise ValueError(
+            f"--radix-cache-backend sam: {reason}. Drop that option, or start without "
+            "--radix-cache-backend sam."
+        )

@@ -1,0 +1,1 @@
+"""Hint ingress and inspection routes in the server process."""

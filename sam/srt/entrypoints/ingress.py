@@ -1,0 +1,271 @@
+"""Hint ingress in the server process: validate, lower, answer management requests.
+
+Owns the way from a request body to an envelope, and the outcomes that go back. Must never
+fail, delay or change an inference because of a hint, and never let a client choose its own
+tenant or time stamp.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from typing import Any
+
+from sam.config import SamConfig, load_config
+from sam.core.hints import (
+    PROTOCOL_VERSION,
+    AgentHint,
+    HintError,
+    is_manage,
+    lower,
+    parse_agent_hint,
+    stamp_envelope,
+)
+from sam.srt.entrypoints.replies import generate_reply, openai_reply
+from sam.srt.entrypoints.results import HintResults
+from sam.srt.entrypoints.tenant import tenant_of
+from sam.srt.observability.metrics import IngressMetrics
+from sam.srt.upstream import KvHintIngress, decode_kv_hints_envelope
+
+logger = logging.getLogger(__name__)
+
+INTERNAL_PREFIX = "sam."
+HINT_ACTION = "agent_hint"
+
+
+class AgentHintIngress(KvHintIngress):
+    """Source: `sglang.srt.managers.kv_hints.KvHintIngress`."""
+
+    def __init__(self, tokenizer_manager: Any, config: SamConfig | None = None) -> None:
+        self._manager = tokenizer_manager
+        self.config = config if config is not None else load_config()
+        self.results = HintResults(
+            capacity=self.config.max_hint_results, ttl_s=self.config.hint_result_ttl_s
+        )
+        self.metrics = IngressMetrics(enabled=tokenizer_manager.enable_metrics)
+        self._queries: dict[str, asyncio.Future[list[Any]]] = {}
+
+    # -- upstream's calls ---------------------------------------------------------
+
+    async def intercept_openai_request(
+        self, handler: Any, request: Any, raw_request: Any
+    ) -> Any | None:
+        fields = type(request).model_fields
+        if "agent_hint" not in fields:
+            return None
+        if request.agent_hint is None:
+            if request.prompt_cache_key and not request.session_id:
+                request.agent_hint = {"session_id": request.prompt_cache_key}
+            return None
+        if not is_manage(request.agent_hint):
+            return None
+        tenant = tenant_of(raw_request, request.cache_salt, request.extra_key)
+        kv_hints = self._manage(request.agent_hint, tenant)
+        return openai_reply(
+            chat="messages" in fields,
+            stream=bool(request.stream),
+            model=request.model,
+            message_id=kv_hints["message_id"],
+            kv_hints=kv_hints,
+        )
+
+    async def intercept_generate_request(
+        self, obj: Any, raw_request: Any
+    ) -> dict[str, Any] | None:
+        hint = obj.agent_hint
+        if hint is None and isinstance(obj.session_id, str):
+            hint = {"session_id": obj.session_id}
+        if hint is None and obj.kv_hints is None:
+            return None
+        tenant = tenant_of(raw_request, obj.cache_salt, obj.extra_key)
+        if is_manage(hint):
+            kv_hints = self._manage(hint, tenant)
+            return generate_reply(kv_hints["message_id"], kv_hints)
+        try:
+            obj.kv_hints = self._lower_inference(hint, obj.kv_hints, tenant)
+        except Exception:
+            logger.exception("sam: a hint could not be lowered; the request is served without")
+            self.metrics.rejected("internal_error")
+            obj.kv_hints = None
+        return None
+
+    def finish_request(self, obj: Any, meta_info: dict[str, Any]) -> None:
+        envelope = getattr(obj, "kv_hints", None)
+        if envelope is not None:
+            known = self.results.get(envelope.message_id, None, time.time())
+            if known is not None:
+                meta_info["kv_hints"] = known
+
+    def on_results(self, message_id: str, results: list[Any]) -> None:
+        query = self._queries.pop(message_id, None)
+        if query is not None:
+            if not query.done():
+                query.set_result(results)
+            return
+        self.results.update(message_id, [_shown(r) for r in results], time.time())
+
+    # -- for the routes -----------------------------------------------------------
+
+    def submit_envelope(self, envelope: dict[str, Any], tenant: str) -> dict[str, Any]:
+        """Send a client's envelope without inference; raises ValueError if it is malformed."""
+        decoded = decode_kv_hints_envelope(self._stamped(envelope, tenant))
+        return self._send(decoded, tenant)
+
+    async def query(self, what: str, timeout_s: float = 5.0, **payload: int) -> dict[str, Any]:
+        """Ask the scheduler; raises TimeoutError while it is too busy to answer."""
+        message_id = f"query-{uuid.uuid4().hex}"
+        action = {
+            "action_id": "q",
+            "action_type": f"{INTERNAL_PREFIX}query",
+            "action_version": PROTOCOL_VERSION,
+            "payload": {"what": what, **payload},
+        }
+        future = asyncio.get_running_loop().create_future()
+        self._queries[message_id] = future
+        try:
+            self._manager.send_kv_hints(
+                decode_kv_hints_envelope(_envelope(message_id, [action]))
+            )
+            results = await asyncio.wait_for(future, timeout_s)
+        finally:
+            self._queries.pop(message_id, None)
+        return results[0].detail
+
+    # -- inside -------------------------------------------------------------------
+
+    def _manage(self, raw_hint: object, tenant: str) -> dict[str, Any]:
+        """Accept or reject a management request; returns what the response shows."""
+        try:
+            hint = parse_agent_hint(raw_hint)
+            return self._send(self._lowered(hint, tenant, manage_only=True), tenant)
+        except HintError as error:
+            return self._rejection(error, tenant)
+        except Exception:
+            logger.exception("sam: a management request failed")
+            return self._reject("internal_error", "see the server log", tenant)
+
+    def _send(self, envelope: Any, tenant: str) -> dict[str, Any]:
+        now_s = time.time()
+        self.results.open(envelope.message_id, tenant, _accepted(envelope.actions), now_s)
+        if envelope.actions:
+            self._manager.send_kv_hints(envelope)
+        self.metrics.accepted(len(envelope.actions))
+        return self.results.get(envelope.message_id, None, now_s) or {}
+
+    def _lower_inference(self, raw_hint: object, kv_hints: object, tenant: str) -> Any:
+        """The envelope(s) of an inference: the client's own, stamped, plus the lowered hint."""
+        own = self._stamp_client(kv_hints, tenant)
+        if raw_hint is None:
+            return own
+        try:
+            hint = parse_agent_hint(raw_hint)
+        except HintError as error:
+            message_id = self._rejection(error, tenant)["message_id"]
+            return own if own is not None else _envelope(message_id, [])
+        lowered = lower(
+            hint,
+            message_id=uuid.uuid4().hex,
+            now_s=time.time(),
+            tenant=tenant,
+            manage_only=False,
+        )
+        if isinstance(own, dict):
+            lowered["message_id"] = own["message_id"]
+            lowered["actions"] = [
+                {**action, "action_id": f"hint-{action['action_id']}"}
+                for action in lowered["actions"]
+            ] + own["actions"]
+        envelope = decode_kv_hints_envelope(lowered)
+        self._note_unknown_keys(hint)
+        self.results.open(
+            envelope.message_id, tenant, _accepted(envelope.actions), time.time()
+        )
+        self.metrics.accepted(len(envelope.actions))
+        return envelope if not isinstance(own, list) else [envelope] * len(own)
+
+    def _stamp_client(self, kv_hints: object, tenant: str) -> Any:
+        """The client's envelope(s), ours to trust; a malformed one is left for upstream."""
+        if isinstance(kv_hints, list):
+            return [self._stamp_client(item, tenant) for item in kv_hints]
+        if not kv_hints:
+            return None
+        try:
+            stamped = self._stamped(kv_hints, tenant)
+            envelope = decode_kv_hints_envelope(stamped)
+        except ValueError:
+            return kv_hints
+        self.results.open(
+            envelope.message_id, tenant, _accepted(envelope.actions), time.time()
+        )
+        return stamped
+
+    def _stamped(self, envelope: object, tenant: str) -> dict[str, Any]:
+        stamped = stamp_envelope(envelope, tenant=tenant, now_s=time.time())
+        stamped["actions"] = [
+            action
+            for action in stamped["actions"]
+            if not str(action["action_type"]).startswith(INTERNAL_PREFIX)
+        ]
+        for action in stamped["actions"]:
+            if action["payload"] is None:
+                action["payload"] = {}
+        return stamped
+
+    def _lowered(self, hint: AgentHint, tenant: str, *, manage_only: bool) -> Any:
+        self._note_unknown_keys(hint)
+        return decode_kv_hints_envelope(
+            lower(
+                hint,
+                message_id=uuid.uuid4().hex,
+                now_s=time.time(),
+                tenant=tenant,
+                manage_only=manage_only,
+            )
+        )
+
+    def _note_unknown_keys(self, hint: AgentHint) -> None:
+        if hint.unknown_keys:
+            self.metrics.unknown_keys(len(hint.unknown_keys))
+
+    def _rejection(self, error: HintError, tenant: str) -> dict[str, Any]:
+        return self._reject(error.reason.value, error.detail, tenant)
+
+    def _reject(self, reason: str, detail: str, tenant: str) -> dict[str, Any]:
+        self.metrics.rejected(reason)
+        message_id, now_s = uuid.uuid4().hex, time.time()
+        action = {
+            "action_id": HINT_ACTION,
+            "action_type": HINT_ACTION,
+            "status": "rejected",
+            "reason": reason,
+            "detail": detail,
+        }
+        self.results.open(message_id, tenant, [action], now_s)
+        return self.results.get(message_id, None, now_s) or {}
+
+
+def _envelope(message_id: str, actions: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "protocol_version": PROTOCOL_VERSION,
+        "message_id": message_id,
+        "actions": actions,
+    }
+
+
+def _accepted(actions: Any) -> list[dict[str, Any]]:
+    return [
+        {"action_id": a.action_id, "action_type": a.action_type, "status": "accepted", "reason": ""}
+        for a in actions
+    ]
+
+
+def _shown(result: Any) -> dict[str, Any]:
+    return {
+        "action_id": result.action_id,
+        "action_type": result.action_type,
+        "status": result.status,
+        "reason": result.reason,
+        **result.detail,
+    }

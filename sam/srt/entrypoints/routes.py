@@ -1,0 +1,83 @@
+"""Inspection and hint routes on SGLang's own HTTP server.
+
+Owns `GET /sessions`, `GET /sessions/tree`, `POST /kv_hints` and `GET /kv_hints/{id}`. Must
+never block the event loop, nor answer for another tenant's message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Annotated, Any
+
+from fastapi import Body, Query, Request
+from fastapi.responses import JSONResponse
+from sglang.srt.utils.auth import AuthLevel, auth_level
+
+from sam.core.validation import HintError
+from sam.srt.entrypoints.ingress import AgentHintIngress
+from sam.srt.entrypoints.tenant import tenant_of
+
+
+def install_routes(app: Any, ingress: AgentHintIngress) -> None:
+    """Add the routes to the FastAPI application, once."""
+    if any(getattr(route, "path", None) == "/sessions" for route in app.routes):
+        return
+
+    @app.get("/sessions")
+    @auth_level(AuthLevel.ADMIN_OPTIONAL)
+    async def sessions(
+        offset: Annotated[int, Query(ge=0)] = 0,
+        limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    ) -> JSONResponse:
+        """Sessions of this server, one page: state, lineage, tokens per tier."""
+        return await _ask(ingress, "sessions", offset=offset, limit=limit)
+
+    @app.get("/sessions/tree")
+    @auth_level(AuthLevel.ADMIN_OPTIONAL)
+    async def sessions_tree(
+        limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
+    ) -> JSONResponse:
+        """The radix tree node by node: tokens per tier, owners, retention class, locks."""
+        return await _ask(ingress, "tree", limit=limit)
+
+    @app.post("/kv_hints")
+    async def submit_kv_hints(
+        request: Request, envelope: Annotated[dict[str, Any], Body()]
+    ) -> JSONResponse:
+        """Take an envelope without inference; answered at once, executed asynchronously."""
+        tenant = tenant_of(
+            request, envelope.pop("cache_salt", None), envelope.pop("extra_key", None)
+        )
+        try:
+            return JSONResponse(ingress.submit_envelope(envelope, tenant))
+        except (HintError, ValueError) as error:
+            return _error(400, str(error))
+
+    @app.get("/kv_hints/{message_id}")
+    async def kv_hint_results(
+        request: Request,
+        message_id: str,
+        cache_salt: str | None = None,
+        extra_key: str | None = None,
+    ) -> JSONResponse:
+        """Outcomes of one message, for its sender."""
+        tenant = tenant_of(request, cache_salt, extra_key)
+        known = ingress.results.get(message_id, tenant, time.time())
+        if known is None:
+            return _error(404, "unknown message_id, or its outcome is no longer kept")
+        return JSONResponse(known)
+
+
+async def _ask(ingress: AgentHintIngress, what: str, **payload: int) -> JSONResponse:
+    try:
+        report = await ingress.query(what, **payload)
+    except asyncio.TimeoutError:
+        return _error(503, "the scheduler is busy; try again")
+    if what == "sessions":
+        report["ingress"] = ingress.metrics.snapshot()
+    return JSONResponse(report)
+
+
+def _error(status: int, message: str) -> JSONResponse:
+    return JSONResponse({"error": {"message": message, "code": status}}, status_code=status)

@@ -1,0 +1,29 @@
+"""Who owns a session: the caller's API key and cache namespace, as one opaque string.
+
+Must never put a key or salt in clear into a name that is logged or shown.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+ANONYMOUS = "anonymous"
+_DIGEST_BYTES = 8
+
+
+def _digest(*parts: object) -> str:
+    text = "\x00".join(repr(part) for part in parts)
+    return hashlib.blake2b(text.encode(), digest_size=_DIGEST_BYTES).hexdigest()
+
+
+def tenant_of(raw_request: Any, cache_salt: object = None, extra_key: object = None) -> str:
+    """`anonymous` or `key-<digest>`, with `/ns-<digest>` where a salt or extra key is set.
+
+    `raw_request` is a Starlette request, or None for calls inside the process.
+    """
+    header = raw_request.headers.get("authorization") if raw_request is not None else None
+    owner = f"key-{_digest(header)}" if header else ANONYMOUS
+    if cache_salt or extra_key:
+        owner += f"/ns-{_digest(cache_salt or '', extra_key or '')}"
+    return owner

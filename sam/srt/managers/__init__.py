@@ -1,0 +1,1 @@
+"""Scheduler-side session and hint management."""

@@ -1,0 +1,75 @@
+"""Which session a scheduler request belongs to, and what to do after it.
+
+Owns the reading of a request's hints. Must never change the request or the table.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sam.core.actions import ActionKind, ActionResult, SessionAction, parse_envelope
+from sam.core.sessions import SessionKey
+from sam.core.validation import HintError
+
+
+class Binding:
+    """A request with hints. `edits` run once it is over; `generation` is set at queueing.
+
+    `key` is None for a request that carries actions but binds no session.
+    """
+
+    __slots__ = (
+        "edits",
+        "envelope_id",
+        "generation",
+        "key",
+        "parent_session_id",
+        "rejections",
+        "route",
+        "time_s",
+    )
+
+    def __init__(self, bind: SessionAction | None, envelope_id: str, route: Any) -> None:
+        self.key: SessionKey | None = bind.key if bind else None
+        self.parent_session_id = bind.parent_session_id if bind else None
+        self.time_s = bind.time_s if bind else 0.0
+        self.envelope_id = envelope_id
+        self.route = route
+        self.generation = 0
+        self.edits: list[SessionAction] = []
+        self.rejections: list[ActionResult] = []
+
+
+class Route:
+    """Where outcomes go: the reply channel of a request that may be gone by then.
+
+    Source: `SenderWrapper.send_output` reads `http_worker_ipc` off its second argument.
+    """
+
+    __slots__ = ("http_worker_ipc",)
+
+    def __init__(self, http_worker_ipc: str | None) -> None:
+        self.http_worker_ipc = http_worker_ipc
+
+
+def binding_of(req: Any) -> Binding | None:
+    """The binding of a request whose hints say anything that sam implements, else None.
+
+    `req` is a `sglang.srt.managers.schedule_batch.Req`.
+    """
+    envelope = req.kv_hints
+    if envelope is None:
+        return None
+    try:
+        entries = parse_envelope(envelope)
+    except HintError:
+        return None
+    actions = [action for action, _ in entries if action is not None]
+    rejections = [rejection for _, rejection in entries if rejection is not None]
+    if not actions and not rejections:
+        return None
+    bind = next((a for a in actions if a.kind is ActionKind.BIND), None)
+    binding = Binding(bind, envelope.message_id, Route(req.http_worker_ipc))
+    binding.edits = [a for a in actions if a.kind is not ActionKind.BIND]
+    binding.rejections = rejections
+    return binding

@@ -1,0 +1,357 @@
+"""Scheduler-side session management: binds requests, executes hint actions, reports.
+
+Owns the session table and the running tier tasks of one scheduler rank. Must never read a
+clock (time comes in message time stamps), so that all ranks decide alike; must never let a
+hint fail or delay a request. Tree and tiers are reached through the cache only.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any
+
+from sam.core.actions import (
+    ActionKind,
+    ActionResult,
+    ActionStatus,
+    SessionAction,
+    parse_envelope,
+)
+from sam.core.retention import RetentionClass, class_of_state
+from sam.core.sessions import Session, SessionKey, SessionRef, SessionState, SessionTable
+from sam.core.validation import HintError
+from sam.srt.managers.bindings import Binding, binding_of
+from sam.srt.mem_cache.tier_tasks import (
+    EvictTask,
+    OffloadTask,
+    Outcome,
+    PrefetchTask,
+    TaskGroup,
+    not_done,
+)
+
+if TYPE_CHECKING:
+    from sam.config import SamConfig
+    from sam.srt.observability.metrics import SchedulerMetrics
+
+_EXPIRE_PER_MESSAGE = 8
+
+
+class _Ticket:
+    """One action under way: where its outcome has to be reported."""
+
+    __slots__ = ("action", "envelope_id", "route", "task")
+
+    def __init__(self, action: SessionAction, envelope_id: str, route: Any, task: Any) -> None:
+        self.action = action
+        self.envelope_id = envelope_id
+        self.route = route
+        self.task = task
+
+
+class HintManager:
+    """See the module. `cache` is the SessionRadixCache it serves."""
+
+    def __init__(self, cache: Any, config: SamConfig) -> None:
+        self._cache = cache
+        self._config = config
+        self.table = SessionTable(config.session_limits())
+        self.requests: dict[str, Binding] = {}
+        self._tickets: list[_Ticket] = []
+        self._after_run: dict[SessionKey, list[_Ticket]] = {}
+        self._open_envelopes: dict[str, int] = {}
+        self._leased: dict[SessionKey, None] = {}
+        self._n_leases_expired = 0
+        self._seen: OrderedDict[tuple[str, str, str], ActionResult] = OrderedDict()
+        self.action_counts: dict[tuple[str, str], int] = {}
+        self.metrics: SchedulerMetrics | None = None
+
+    @property
+    def n_pending(self) -> int:
+        return len(self._tickets) + sum(len(t) for t in self._after_run.values())
+
+    # -- requests -----------------------------------------------------------------
+
+    def request_queued(self, req: Any) -> None:
+        """A request entered the queue; one without a session costs two attribute reads."""
+        if req.rid in self.requests:
+            return
+        binding = binding_of(req)
+        if binding is None:
+            return
+        opened = self._open_envelopes
+        opened[binding.envelope_id] = opened.get(binding.envelope_id, 0) + 1
+        key = binding.key
+        if key is None:
+            self.requests[req.rid] = binding
+            return
+        self._cancel(key)
+        self.table.bind(key, binding.parent_session_id, binding.time_s)
+        binding.generation = self.table.request_queued(key, req.rid, binding.time_s)
+        self.requests[req.rid] = binding
+        self._after_bind(key, binding.time_s)
+
+    def branch_ref(self, rid: str) -> tuple[SessionRef, int] | None:
+        """Whom to tag with what this request computed, and the class it counts as."""
+        binding = self.requests.get(rid)
+        if binding is None or binding.key is None:
+            return None
+        session = self.table.get(binding.key)
+        if session is None or session.shared:
+            return None
+        ref = SessionRef(binding.key, binding.generation)
+        if session.ref != ref or not session.live:
+            return ref, RetentionClass.ENDED
+        return ref, class_of_state(session.state) or RetentionClass.PLAIN
+
+    def request_released(self, rid: str, *, finish_reason: str | None, aborted: bool) -> None:
+        """The request is over (its KV is in the tree by now, if it got that far)."""
+        binding = self.requests.pop(rid, None)
+        if binding is None:
+            return
+        if binding.key is not None:
+            self._session_released(rid, binding, finish_reason, aborted)
+        self._open_envelopes[binding.envelope_id] -= 1
+        if not self._open_envelopes[binding.envelope_id]:
+            del self._open_envelopes[binding.envelope_id]
+            results = [self._execute(a, binding.envelope_id, binding.route) for a in binding.edits]
+            self._report(binding.envelope_id, binding.rejections + results, binding.route)
+        if binding.key is not None:
+            self._run_waiting(binding.key)
+        self.poll()
+
+    def _session_released(
+        self, rid: str, binding: Binding, finish_reason: str | None, aborted: bool
+    ) -> None:
+        key, now_s = binding.key, self.table.now_s
+        if aborted:
+            self.table.request_aborted(key, rid, binding.generation, now_s)
+        else:
+            self.table.request_finished(key, rid, binding.generation, now_s, finish_reason)
+        self._drain(rid, SessionRef(key, binding.generation))
+        self._refresh_class(key)
+
+    def _run_waiting(self, key: SessionKey) -> None:
+        """Moves that waited for the session's requests."""
+        session = self.table.get(key)
+        if session is not None and session.n_running:
+            return
+        for ticket in self._after_run.pop(key, []):
+            result = self._execute(ticket.action, ticket.envelope_id, ticket.route, again=True)
+            self._report(ticket.envelope_id, [result], ticket.route)
+
+    # -- hints without a request --------------------------------------------------
+
+    def apply(self, envelope: Any, route: Any) -> list[ActionResult]:
+        """Execute the actions of an envelope that came without a request."""
+        try:
+            entries = parse_envelope(envelope)
+        except HintError as error:
+            return [_rejected("", "", str(error.reason))]
+        results = []
+        for raw, (action, rejection) in zip(envelope.actions, entries):
+            if rejection is not None:
+                results.append(self._count(rejection))
+            elif action is None:
+                results.append(_rejected(raw.action_id, raw.action_type, "unknown_action"))
+            else:
+                results.append(self._execute(action, envelope.message_id, route))
+        return results
+
+    def poll(self) -> None:
+        """Move tasks on; called after every event that may have freed a lock."""
+        if not self._tickets:
+            return
+        tickets, self._tickets = self._tickets, []
+        for ticket in tickets:
+            outcome = ticket.task.poll()
+            if outcome is None:
+                self._tickets.append(ticket)
+            elif ticket.route is not None:
+                result = self._record(ticket.action, ticket.envelope_id, outcome)
+                self._report(ticket.envelope_id, [result], ticket.route)
+
+    def tree_was_reset(self) -> None:
+        """All nodes are gone: sessions survive as empty, tasks end."""
+        tickets, self._tickets = self._tickets, []
+        for ticket in tickets:
+            if ticket.route is not None:
+                outcome = not_done(ActionStatus.DROPPED, "cache_flushed")
+                result = self._record(ticket.action, ticket.envelope_id, outcome)
+                self._report(ticket.envelope_id, [result], ticket.route)
+
+    # -- one action ---------------------------------------------------------------
+
+    def _execute(
+        self, action: SessionAction, envelope_id: str, route: Any, *, again: bool = False
+    ) -> ActionResult:
+        self.table.advance(action.time_s)
+        seen = self._seen.get((action.key.tenant, envelope_id, action.action_id))
+        if seen is not None and not again:
+            return seen
+        started = self._start(action, envelope_id, route)
+        if isinstance(started, Outcome):
+            outcome = started
+        else:
+            outcome = started.poll()
+            if outcome is None:
+                self._tickets.append(_Ticket(action, envelope_id, route, started))
+                outcome = not_done(ActionStatus.DEFERRED, "in_use")
+        self._age(action.time_s)
+        return self._record(action, envelope_id, outcome)
+
+    def _start(self, action: SessionAction, envelope_id: str, route: Any) -> Any:
+        """The task of an action, or its outcome where no task is needed."""
+        if action.kind is ActionKind.BIND:
+            self.table.bind(action.key, action.parent_session_id, action.time_s)
+            self._after_bind(action.key, action.time_s)
+            return Outcome(status=ActionStatus.DONE)
+        if action.kind in (ActionKind.RETAIN, ActionKind.EXPECT):
+            return not_done(ActionStatus.REJECTED, "not_implemented")
+        if action.target != "session":
+            return not_done(ActionStatus.REJECTED, "unsupported_target")
+        if self.n_pending >= self._config.max_pending_actions:
+            return not_done(ActionStatus.DROPPED, "too_many_pending")
+        if action.kind is ActionKind.EVICT:
+            return self._start_evict(action)
+        return self._start_move(action, envelope_id, route)
+
+    def _start_evict(self, action: SessionAction) -> Any:
+        session = self.table.get(action.key)
+        if session is None:
+            return not_done(ActionStatus.MISSING, "unknown_session")
+        if session.shared:
+            return not_done(ActionStatus.REJECTED, "shared_session")
+        refs = self.table.end(action.key, action.time_s, cascade=action.scope == "subtree")
+        if not refs:
+            return not_done(ActionStatus.MISSING, "not_live")
+        for ref in refs:
+            self._drop_waiting(ref.key, "ended")
+        ended = {(ref.key, ref.generation) for ref in refs}
+        draining = {
+            rid for rid, b in self.requests.items() if (b.key, b.generation) in ended
+        }
+        return EvictTask(self._cache, refs, draining)
+
+    def _start_move(self, action: SessionAction, envelope_id: str, route: Any) -> Any:
+        """Offload or prefetch of one session, or of a subtree where the scope says so."""
+        session = self.table.get(action.key)
+        targets = [session] if session is not None else []
+        if action.scope == "subtree":
+            targets = [self.table.get(key) for key in self.table.subtree(action.key)]
+        live = [target for target in targets if target.live]
+        if not live:
+            status = ActionStatus.DROPPED if targets else ActionStatus.MISSING
+            return not_done(status, "not_live" if targets else "unknown_session")
+        if len(live) == 1:
+            return self._move_one(live[0], action, envelope_id, route)
+        return TaskGroup([self._move_one(s, action, envelope_id, route) for s in live])
+
+    def _move_one(
+        self, session: Session, action: SessionAction, envelope_id: str, route: Any
+    ) -> Any:
+        key, ref = session.key, session.ref
+        if session.shared:
+            return not_done(ActionStatus.REJECTED, "shared_session")
+        if action.kind is ActionKind.PREFETCH:
+            lease_s = self._config.prefetch_lease_s
+            if not self.table.mark_resuming(key, action.time_s, lease_s):
+                return not_done(ActionStatus.DROPPED, "already_running")
+            self._leased[key] = None
+            self._refresh_class(key)
+            budget = self._cache.prefetch_budget_tokens()
+            return PrefetchTask(self._cache, ref, budget_tokens=budget)
+        if not self.table.mark_offloaded(key, action.time_s):
+            if key == action.key:
+                waiting = self._after_run.setdefault(key, [])
+                waiting.append(_Ticket(action, envelope_id, route, None))
+            return not_done(ActionStatus.DEFERRED, "running")
+        self._refresh_class(key)
+        return OffloadTask(self._cache, ref, release_now=action.release == "now")
+
+    # -- inside -------------------------------------------------------------------
+
+    def _after_bind(self, key: SessionKey, time_s: float) -> None:
+        for ref in self.table.take_dropped():
+            self._cache.tree_core.tags.release(ref)
+        self._refresh_class(key)
+        self._age(time_s)
+
+    def _age(self, time_s: float) -> None:
+        """End idle sessions by message time; their KV goes first under pressure."""
+        for ref in self.table.expire(time_s, _EXPIRE_PER_MESSAGE):
+            self._cache.tree_core.tags.release(ref)
+        n_expired = self.table.counters["leases_expired"]
+        if n_expired == self._n_leases_expired:
+            return
+        self._n_leases_expired = n_expired
+        for key in list(self._leased):
+            session = self.table.get(key)
+            if session is None or session.state is not SessionState.RESUMING:
+                del self._leased[key]
+                self._refresh_class(key)
+
+    def _refresh_class(self, key: SessionKey) -> None:
+        session = self.table.get(key)
+        cls = class_of_state(session.state) if session is not None else None
+        if cls is not None:
+            self._cache.tree_core.tags.set_class(session.ref, cls)
+
+    def _drain(self, rid: str, ref: SessionRef) -> None:
+        """A request ended; if its session's generation is over, its KV goes as well."""
+        for ticket in self._tickets:
+            if isinstance(ticket.task, EvictTask) and rid in ticket.task.draining:
+                ticket.task.draining.discard(rid)
+                if ref.key in ticket.task.keys:
+                    ticket.task.absorb(ref)
+        session = self.table.get(ref.key)
+        if session is None or session.ref != ref or not session.live:
+            tags = self._cache.tree_core.tags
+            tags.unrelease(tags.release(ref))
+
+    def _cancel(self, key: SessionKey) -> None:
+        """A new request of the session arrived: what was to leave stays."""
+        for ticket in self._tickets:
+            if key in ticket.task.keys:
+                ticket.task.cancel(key)
+        self._drop_waiting(key, "resumed")
+
+    def _drop_waiting(self, key: SessionKey, reason: str) -> None:
+        for ticket in self._after_run.pop(key, []):
+            outcome = not_done(ActionStatus.DROPPED, reason)
+            result = self._record(ticket.action, ticket.envelope_id, outcome)
+            self._report(ticket.envelope_id, [result], ticket.route)
+
+    def _record(
+        self, action: SessionAction, envelope_id: str, outcome: Outcome
+    ) -> ActionResult:
+        result = ActionResult(
+            action_id=action.action_id,
+            action_type=action.kind.value,
+            status=outcome.status,
+            tokens=outcome.tokens,
+            reason=outcome.reason,
+        )
+        self._seen[(action.key.tenant, envelope_id, action.action_id)] = result
+        if len(self._seen) > self._config.max_remembered_actions:
+            self._seen.popitem(last=False)
+        return self._count(result)
+
+    def _count(self, result: ActionResult) -> ActionResult:
+        counted = (result.action_type, result.status.value)
+        self.action_counts[counted] = self.action_counts.get(counted, 0) + 1
+        if self.metrics is not None:
+            self.metrics.observe(result)
+            self.metrics.gauges(len(self.table), self.n_pending)
+        return result
+
+    def _report(self, envelope_id: str, results: list[ActionResult], route: Any) -> None:
+        if results and route is not None:
+            self._cache.send_results(envelope_id, results, route)
+
+
+def _rejected(action_id: str, action_type: str, reason: str) -> ActionResult:
+    return ActionResult(
+        action_id=action_id, action_type=action_type, status=ActionStatus.REJECTED, reason=reason
+    )
+

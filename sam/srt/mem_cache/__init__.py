@@ -1,0 +1,1 @@
+"""Session-aware cache backend: ownership tags, tree core, tier commands."""

@@ -1,0 +1,225 @@
+"""The `sam` cache backend: SGLang's UnifiedRadixCache with sessions.
+
+Owns the wiring between the scheduler's cache calls, the hint manager and the session tree
+core, and the few primitives that tier tasks need. Must never decide about sessions (the
+hint manager does) nor about victims (the tree core does), and must keep every upstream
+call's meaning: a request without a session takes the upstream path.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from sam.config import SamConfig, load_config
+from sam.core.actions import ActionResult
+from sam.core.lineage import SessionState
+from sam.srt.managers.bindings import Route
+from sam.srt.managers.hint_manager import HintManager
+from sam.srt.mem_cache.inspect import QUERY_ACTION, answer_query
+from sam.srt.mem_cache.tree_core import DropResult, SessionTreeCore
+from sam.srt.observability.metrics import SchedulerMetrics
+from sam.srt.upstream import (
+    BASE_COMPONENT_TYPE,
+    BackupKV,
+    CacheRequestOutcome,
+    FINISH_ABORT,
+    KvHintResult,
+    KvHintsReqOutput,
+    UnifiedRadixCache,
+    get_parallel,
+)
+
+if TYPE_CHECKING:
+    from sam.srt.upstream import CacheInitParams
+
+logger = logging.getLogger(__name__)
+
+TREE_CORE_BACKEND = "sam_python"
+
+
+class SessionRadixCache(UnifiedRadixCache):
+    """Source: `sglang.srt.mem_cache.unified_radix_cache.UnifiedRadixCache`."""
+
+    tree_core: SessionTreeCore
+
+    def __init__(self, params: CacheInitParams, config: SamConfig | None = None) -> None:
+        self.config = config if config is not None else load_config()
+        self.hints = HintManager(self, self.config)
+        self.n_errors = 0
+        self._own_load: tuple[Any, int] | None = None
+        super().__init__(params)
+        if params.enable_metrics and get_parallel().tp_rank == 0:
+            self.hints.metrics = SchedulerMetrics()
+
+    # -- scheduler calls ----------------------------------------------------------
+
+    def on_request_queued(self, req: Any, *, is_retracted: bool) -> None:
+        super().on_request_queued(req, is_retracted=is_retracted)
+        self._guard(self.hints.request_queued, req)
+
+    def checkpoint_into_tree(self, req: Any, *, up_to: int, **kwargs: Any) -> None:
+        super().checkpoint_into_tree(req, up_to=up_to, **kwargs)
+        if not self.disable and self.hints.requests:
+            self._guard(self._tag_branch, req)
+
+    def on_release(self, req: Any, *, checkpointed: bool) -> None:
+        super().on_release(req, checkpointed=checkpointed)
+        self._request_over(req)
+
+    def claim_kv_row(self, req: Any) -> bool:
+        claimed = super().claim_kv_row(req)
+        if claimed:
+            self._request_over(req)
+        return claimed
+
+    def finish(self, handle: Any, outcome: Any) -> None:
+        super().finish(handle, outcome)
+        if outcome != CacheRequestOutcome.SUCCESS:
+            self._guard(
+                self.hints.request_released, handle.rid, finish_reason=None, aborted=True
+            )
+
+    def apply_kv_hints(self, recv_req: Any) -> list[Any]:
+        envelope = recv_req.kv_hints
+        if envelope.actions and envelope.actions[0].action_type == QUERY_ACTION:
+            return [answer_query(self, envelope.actions[0])]
+        results = self._guard(self.hints.apply, envelope, Route(recv_req.http_worker_ipc))
+        return [_to_upstream(result) for result in results or ()]
+
+    def check_hicache_events(self) -> None:
+        super().check_hicache_events()
+        self._start_own_loads()
+        self._guard(self.hints.poll)
+
+    def ready_to_load_host_cache(self) -> int:
+        """Consumer index for the next batch: it also waits for a prefetch in flight."""
+        index = super().ready_to_load_host_cache()
+        if index >= 0 or self._own_load is None:
+            return index
+        ack, own_index = self._own_load
+        if any(queued is ack for queued in self.cache_controller.ack_load_queue):
+            return own_index
+        self._own_load = None
+        return index
+
+    def sanity_check(self) -> None:
+        super().sanity_check()
+        self.tree_core.check_tags()
+
+    def _reset_full(self) -> None:
+        super()._reset_full()
+        self._own_load = None
+        self._guard(self.hints.tree_was_reset)
+
+    # -- primitives for tier tasks ------------------------------------------------
+
+    def has_host_tier(self) -> bool:
+        return self.cache_controller is not None and self.host_memory_mode == "cache"
+
+    def back_up_node(self, node_id: int) -> int:
+        """Queue the device-to-host copy of one node; tokens, 0 if the host is full."""
+        return self._execute_and_commit_kv_backup(BackupKV(node_ids=[node_id]))
+
+    def can_demote(self, node: Any) -> bool:
+        """Whether the device copy of the node may go now without losing anything."""
+        core = self.tree_core
+        has_device_child = any(not child.evicted for child in node.children.values())
+        return node.backuped and not has_device_child and not core.is_locked(node)
+
+    def demote_node(self, node: Any) -> int:
+        """Drop the device copy of a node that `can_demote`; tokens freed."""
+        tracker = dict.fromkeys(self.tree_components, 0)
+        self._demote(node.id, tracker)
+        return tracker[BASE_COMPONENT_TYPE]
+
+    def drain(self, result: DropResult) -> None:
+        """Give back to the pools what a drop freed."""
+        self._apply_eviction_result(result)
+
+    def prefetch_budget_tokens(self) -> int:
+        """Device tokens that a prefetch may take: free or less needed than any session that
+        runs or resumes, and at most the configured share of the pool."""
+        core = self.tree_core
+        free = self._component_available_size(BASE_COMPONENT_TYPE)
+        evictable = core.full_evictable_size()
+        total = free + evictable + core.full_protected_size()
+        room = free + evictable - self._busy_tokens()
+        return max(0, min(room, int(total * self.config.prefetch_pool_share)))
+
+    def send_results(self, envelope_id: str, results: list[ActionResult], route: Any) -> None:
+        if self.kv_hint_sink is not None:
+            upstream = [_to_upstream(result) for result in results]
+            self.kv_hint_sink(KvHintsReqOutput(message_id=envelope_id, results=upstream), route)
+
+    # -- inside -------------------------------------------------------------------
+
+    def _busy_tokens(self) -> int:
+        """Unlocked device tokens on branches of sessions that run or resume."""
+        core, seen, total = self.tree_core, set(), 0
+        for ref in core.tags.refs():
+            session = self.hints.table.get(ref.key)
+            busy = session is not None and session.state in (
+                SessionState.RUNNING,
+                SessionState.RESUMING,
+            )
+            for node in core.tags.branch_nodes(ref) if busy else ():
+                if node.id not in seen and not core.is_locked(node):
+                    seen.add(node.id)
+                    total += core.tokens_of(node)[0]
+        return total
+
+    def _start_own_loads(self) -> None:
+        """Start loads that no batch has started: a prefetch has none to wait for."""
+        controller = self.cache_controller
+        if controller is None or not controller.load_queue or not self.has_free_load_back_slot():
+            return
+        index = controller.start_loading()
+        self._own_load = (controller.ack_load_queue[-1], index)
+
+    def _tag_branch(self, req: Any) -> None:
+        tagged = self.hints.branch_ref(req.rid)
+        node = self.tree_core.find_node(req.last_node)
+        if tagged is not None and node is not None:
+            ref, cls = tagged
+            self.tree_core.tags.set_branch(ref, node, cls)
+
+    def _request_over(self, req: Any) -> None:
+        """Only a finished request is over; a retracted one comes back."""
+        if not self.hints.requests or not req.finished():
+            return
+        reason = req.finished_reason
+        self._guard(
+            self.hints.request_released,
+            req.rid,
+            finish_reason=reason.to_json().get("type"),
+            aborted=isinstance(reason, FINISH_ABORT),
+        )
+
+    def _guard(self, call: Any, *args: Any, **kwargs: Any) -> Any:
+        """A failing hint is counted and logged, never passed on to the request."""
+        try:
+            return call(*args, **kwargs)
+        except Exception:
+            if self.config.raise_on_error:
+                raise
+            self.n_errors += 1
+            if self.n_errors <= 10:
+                logger.exception("sam: a hint failed (error %d); serving goes on", self.n_errors)
+            return None
+
+
+def _to_upstream(result: ActionResult) -> Any:
+    return KvHintResult(
+        action_id=result.action_id,
+        action_type=result.action_type,
+        status=result.status.value,
+        reason=result.reason,
+        detail={
+            "tokens": {
+                "device": result.tokens.device,
+                "host": result.tokens.host,
+                "pool": result.tokens.pool,
+            }
+        },
+    )

@@ -1,0 +1,107 @@
+"""What the inspection routes show of one scheduler: sessions, tokens per tier, counters.
+
+Owns the answer to the internal query action. Must never change anything.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sam.core.sessions import SessionKey, SessionRef
+from sam.srt.mem_cache.ownership import path_up
+from sam.srt.upstream import BASE_COMPONENT_TYPE, KvHintResult
+
+QUERY_ACTION = "sam.query"
+"""Internal action type: the ingress strips it from what clients send."""
+MAX_PAGE = 1_000
+
+
+def answer_query(cache: Any, action: Any) -> Any:
+    """`KvHintResult` whose detail is the report; payload: `what`, `offset`, `limit`."""
+    payload = action.payload
+    what = payload.get("what", "sessions")
+    if what == "tree":
+        detail = {"nodes": tree_dump(cache, int(payload.get("limit", 1_000)))}
+    else:
+        detail = sessions_report(
+            cache, int(payload.get("offset", 0)), int(payload.get("limit", 100))
+        )
+    return KvHintResult(
+        action_id=action.action_id, action_type=action.action_type, status="done", detail=detail
+    )
+
+
+def sessions_report(cache: Any, offset: int, limit: int) -> dict[str, Any]:
+    """One page of sessions in order of first appearance, with totals."""
+    table = cache.hints.table
+    page = table.snapshot(offset, min(limit, MAX_PAGE))
+    for record in page:
+        key = SessionKey(record["tenant"], record["session_id"])
+        record["tokens"] = session_tokens(cache, SessionRef(key, record["generation"]))
+    return {
+        "offset": offset,
+        "n_sessions": len(table),
+        "sessions": page,
+        "summary": summary(cache),
+    }
+
+
+def summary(cache: Any) -> dict[str, Any]:
+    """Cheap totals: pools, counters, pending actions."""
+    core = cache.tree_core
+    counts = cache.hints.action_counts.items()
+    return {
+        "counters": dict(cache.hints.table.counters),
+        "actions": {f"{kind}:{status}": n for (kind, status), n in counts},
+        "pending_actions": cache.hints.n_pending,
+        "errors": cache.n_errors,
+        "device": {
+            "free": cache._component_available_size(BASE_COMPONENT_TYPE),
+            "evictable": core.full_evictable_size(),
+            "protected": core.full_protected_size(),
+        },
+        "host": _host_pool(cache),
+        "tree_core": type(core).__name__,
+    }
+
+
+def session_tokens(cache: Any, ref: SessionRef) -> dict[str, dict[str, int]]:
+    """Tokens on the session's branches by tier; a node on both tiers counts on both."""
+    core = cache.tree_core
+    private = core.tags.private_ids(ref)
+    tokens = {tier: {"private": 0, "shared": 0} for tier in ("device", "host")}
+    for node in core.tags.branch_nodes(ref):
+        share = "private" if node.id in private else "shared"
+        device, host = core.tokens_of(node)
+        tokens["device"][share] += device
+        tokens["host"][share] += host
+    return tokens
+
+
+def tree_dump(cache: Any, limit: int) -> list[dict[str, Any]]:
+    """The radix tree, node by node in order of creation, at most `limit`."""
+    core = cache.tree_core
+    nodes = []
+    for node in core.live_nodes()[: min(limit, 10 * MAX_PAGE)]:
+        device, host = core.tokens_of(node)
+        nodes.append(
+            {
+                "id": node.id,
+                "parent": node.parent.id,
+                "depth": sum(1 for _ in path_up(node)),
+                "key_tokens": len(node.key),
+                "device_tokens": device,
+                "host_tokens": host,
+                "n_tags": core.tags.n_tags(node),
+                "retention_class": int(core.tags.retention_class(node, node.backuped)),
+                "locked": core.is_locked(node),
+            }
+        )
+    return nodes
+
+
+def _host_pool(cache: Any) -> dict[str, int] | None:
+    if cache.cache_controller is None:
+        return None
+    pool = cache.cache_controller.mem_pool_host
+    return {"free": pool.available_size(), "total": pool.anchor_entry.host_pool.size}

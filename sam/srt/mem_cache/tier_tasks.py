@@ -1,0 +1,249 @@
+"""Tier commands on a session's branches: evict, offload, prefetch, as resumable tasks.
+
+Owns the moves of chosen nodes between tiers. A task does what it can when it is made, the
+rest in `poll`; it never blocks, never touches a node in use, and never decides who should
+move. Outcomes count tokens freed (evict), backed up or demoted (offload), loaded (prefetch).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from sam.core.actions import ActionStatus, TierTokens
+from sam.core.sessions import SessionKey, SessionRef
+from sam.srt.mem_cache.ownership import path_up
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """Final or interim result of a task."""
+
+    status: ActionStatus
+    tokens: TierTokens = TierTokens()
+    reason: str = ""
+
+
+def done(*, device: int = 0, host: int = 0, reason: str = "") -> Outcome:
+    return Outcome(
+        status=ActionStatus.DONE, tokens=TierTokens(device=device, host=host), reason=reason
+    )
+
+
+def add_tokens(parts: list[TierTokens]) -> TierTokens:
+    """Sum per tier."""
+    return TierTokens(
+        device=sum(p.device for p in parts),
+        host=sum(p.host for p in parts),
+        pool=sum(p.pool for p in parts),
+    )
+
+
+def not_done(status: ActionStatus, reason: str) -> Outcome:
+    return Outcome(status=status, reason=reason)
+
+
+class EvictTask:
+    """Free what only ended sessions used, deepest node first, on device and host.
+
+    Nodes in use stay for later polls. `draining` holds the ids of requests that still run
+    for an ended generation: their KV joins through `absorb` when they end.
+    """
+
+    def __init__(self, cache: Any, refs: list[SessionRef], draining: set[str]) -> None:
+        self._cache = cache
+        self.keys = {ref.key for ref in refs}
+        self.draining = draining
+        self._waiting: list[tuple[Any, SessionKey]] = []
+        self._cancelled = False
+        self._freed = [0, 0]
+        for ref in refs:
+            self.absorb(ref)
+
+    def absorb(self, ref: SessionRef) -> None:
+        """Release the tags of one ended generation and queue its nodes for freeing."""
+        nodes = self._cache.tree_core.tags.release(ref)
+        self._waiting += [(node, ref.key) for node in nodes]
+
+    def cancel(self, key: SessionKey) -> None:
+        """The session is used again: keep what was not freed yet."""
+        kept = [node for node, owner in self._waiting if owner == key]
+        if kept or self.draining:
+            self._cancelled = True
+        self._cache.tree_core.tags.unrelease(kept)
+        self._waiting = [(node, owner) for node, owner in self._waiting if owner != key]
+        self.keys.discard(key)
+
+    def poll(self) -> Outcome | None:
+        """Free what can be freed now; the outcome once nothing is left to wait for."""
+        core = self._cache.tree_core
+        self._waiting.sort(key=lambda item: -sum(1 for _ in path_up(item[0])))
+        left: list[tuple[Any, SessionKey]] = []
+        left_ids: set[int] = set()
+        for node, key in self._waiting:
+            if core.find_node(node.id) is not node or core.tags.is_owned(node):
+                continue
+            result = core.drop_leaf(node)
+            self._cache.drain(result)
+            if result.dropped:
+                self._freed[0] += result.device_tokens
+                self._freed[1] += result.host_tokens
+            elif core.is_locked(node) or any(
+                child.id in left_ids for child in node.children.values()
+            ):
+                left.append((node, key))
+                left_ids.add(node.id)
+        self._waiting = left
+        if left or self.draining:
+            return None
+        return self._outcome()
+
+    def _outcome(self) -> Outcome:
+        device, host = self._freed
+        if not self._cancelled:
+            return done(device=device, host=host)
+        status = ActionStatus.CLIPPED if device or host else ActionStatus.DROPPED
+        return Outcome(
+            status=status, tokens=TierTokens(device=device, host=host), reason="resumed"
+        )
+
+
+class OffloadTask:
+    """Make sure that the session's current branch has host copies, root to leaf.
+
+    With `release_now` the device copies that nobody else needs go at once, as soon as the
+    copies have landed; otherwise they go first under pressure (their retention class).
+    """
+
+    def __init__(self, cache: Any, ref: SessionRef, *, release_now: bool) -> None:
+        self._cache = cache
+        self.ref = ref
+        self.keys = {ref.key}
+        self._release_now = release_now
+        self._in_flight: list[int] = []
+        self._backed_up = 0
+        self._clipped = ""
+        leaf = cache.tree_core.tags.current(ref)
+        if leaf is not None:
+            self._back_up(leaf)
+
+    def _back_up(self, leaf: Any) -> None:
+        core = self._cache.tree_core
+        if not self._cache.has_host_tier():
+            self._clipped = "no_host_tier"
+            return
+        for node_id in core.unbacked_chain(leaf):
+            n_tokens = self._cache.back_up_node(node_id)
+            if n_tokens == 0:
+                self._clipped = "host_full"
+                return
+            self._backed_up += n_tokens
+            self._in_flight.append(node_id)
+
+    def cancel(self, key: SessionKey) -> None:
+        """The session is used again: host copies are no harm, device copies stay."""
+        self._release_now = False
+
+    def poll(self) -> Outcome | None:
+        writing = self._cache.ongoing_write_through
+        self._in_flight = [i for i in self._in_flight if i in writing]
+        if self._in_flight:
+            return None
+        freed = self._demote() if self._release_now else 0
+        status = ActionStatus.CLIPPED if self._clipped else ActionStatus.DONE
+        tokens = TierTokens(device=freed, host=self._backed_up)
+        return Outcome(status=status, tokens=tokens, reason=self._clipped)
+
+    def _demote(self) -> int:
+        """Drop device copies of the private part of the branch, leaf first; tokens freed."""
+        core = self._cache.tree_core
+        leaf = core.tags.current(self.ref)
+        if leaf is None:
+            return 0
+        private = core.tags.private_ids(self.ref)
+        freed = 0
+        for node in list(path_up(leaf)):
+            if node.evicted:
+                continue
+            if node.id not in private or not self._cache.can_demote(node):
+                break
+            freed += self._cache.demote_node(node)
+        return freed
+
+
+class PrefetchTask:
+    """Load the session's current branch from host to device, ahead of its next request.
+
+    Loads the longest root-first part that fits `budget_tokens`.
+    """
+
+    def __init__(self, cache: Any, ref: SessionRef, *, budget_tokens: int) -> None:
+        self._cache = cache
+        self.keys = {ref.key}
+        self._outcome = done(reason="already_on_device")
+        self._node_id: int | None = None
+        leaf = cache.tree_core.tags.current(ref)
+        if leaf is not None:
+            self._start(leaf, budget_tokens)
+
+    def _start(self, leaf: Any, budget_tokens: int) -> None:
+        core = self._cache.tree_core
+        target, total = None, 0
+        missing = [node for node in reversed(list(path_up(leaf))) if node.evicted]
+        for node in missing:
+            _, host = core.tokens_of(node)
+            if not host or total + host > budget_tokens:
+                break
+            target, total = node, total + host
+        if not missing:
+            return
+        if target is None or not self._cache.load_back(target.id, mem_quota=None):
+            self._outcome = not_done(ActionStatus.DROPPED, "no_room")
+            return
+        self._node_id = target.id
+        clipped = target is not missing[-1]
+        self._outcome = Outcome(
+            status=ActionStatus.CLIPPED if clipped else ActionStatus.DONE,
+            tokens=TierTokens(device=total),
+            reason="budget" if clipped else "",
+        )
+
+    def cancel(self, key: SessionKey) -> None:
+        """The session's request is here: it takes over what is in flight."""
+
+    def poll(self) -> Outcome | None:
+        if self._node_id is not None and self._node_id in self._cache.ongoing_load_back:
+            return None
+        return self._outcome
+
+
+class TaskGroup:
+    """Several moves under one action: done when all are, tokens added up."""
+
+    def __init__(self, parts: list[Any]) -> None:
+        self._tasks = [part for part in parts if not isinstance(part, Outcome)]
+        self._outcomes = [part for part in parts if isinstance(part, Outcome)]
+        self.keys = {key for task in self._tasks for key in task.keys}
+
+    def cancel(self, key: SessionKey) -> None:
+        for task in self._tasks:
+            if key in task.keys:
+                task.cancel(key)
+
+    def poll(self) -> Outcome | None:
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
+            outcome = task.poll()
+            if outcome is None:
+                self._tasks.append(task)
+            else:
+                self._outcomes.append(outcome)
+        if self._tasks:
+            return None
+        clipped = [o for o in self._outcomes if o.status is not ActionStatus.DONE]
+        tokens = add_tokens([o.tokens for o in self._outcomes])
+        return Outcome(
+            status=ActionStatus.CLIPPED if clipped else ActionStatus.DONE,
+            tokens=tokens,
+            reason=clipped[0].reason if clipped else "",
+        )
