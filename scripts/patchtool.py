@@ -24,7 +24,7 @@ from patchlib.export import Exporter  # noqa: E402
 from patchlib.index import refreshed, render_index, render_lock, write_or_compare  # noqa: E402
 from patchlib.operations import Report  # noqa: E402
 from patchlib.series import Series, load_series  # noqa: E402
-from patchlib.store import Store  # noqa: E402
+from patchlib.store import DENIED, Store  # noqa: E402
 from patchlib.survey import survey  # noqa: E402
 from patchlib.target import Target, find_target  # noqa: E402
 
@@ -118,6 +118,11 @@ def main(argv: list[str] | None = None) -> int:
     except PatchToolError as error:
         _fail(error, as_json=getattr(args, "json", False))
         return int(error.code)
+    except OSError as error:
+        code = Exit.READ_ONLY if error.errno in DENIED else Exit.INTERNAL
+        remedy = "run as the owner of the installation; 'status' says where it stands"
+        _fail(PatchToolError(code, str(error), remedy), as_json=getattr(args, "json", False))
+        return int(code)
 
 
 def _fail(error: PatchToolError, *, as_json: bool) -> None:

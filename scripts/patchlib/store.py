@@ -22,7 +22,7 @@ from typing import Any
 from .errors import Exit, PatchToolError
 from .series import sha256
 
-_DENIED = (errno.EROFS, errno.EACCES, errno.EPERM, errno.EBUSY, errno.EXDEV)
+DENIED = (errno.EROFS, errno.EACCES, errno.EPERM, errno.EBUSY, errno.EXDEV)
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Store:
         except BaseException as error:
             if not self.recover() and self.state() is None:
                 shutil.rmtree(self.directory, ignore_errors=True)
-            if isinstance(error, OSError) and error.errno in _DENIED:
+            if isinstance(error, OSError) and error.errno in DENIED:
                 raise _read_only(str(error)) from None
             raise
         self._journal.unlink()

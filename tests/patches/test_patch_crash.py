@@ -90,6 +90,23 @@ def test_half_applied_is_reported_and_left_alone(tool, series, site, tmp_path, c
     raise AssertionError("no half-applied state was seen")
 
 
+def test_rollback_that_may_not_write_stays_half_applied(
+    tool, series, site, tmp_path, monkeypatch
+):
+    for copy in every_point(series, site, tmp_path, "apply"):
+        if tool("status", "--target", copy) == Exit.HALF_APPLIED:
+            with monkeypatch.context() as patched:
+                patched.setattr(os, "replace", refuse)
+                assert tool("apply", "--target", copy) == Exit.READ_ONLY
+            assert tool("status", "--target", copy) == Exit.HALF_APPLIED
+            assert tool("apply", "--target", copy) == Exit.OK
+            return
+
+
+def refuse(source, target):
+    raise PermissionError(13, "not here")
+
+
 def test_rollback_never_destroys_later_edits(tool, series, site, tmp_path, capsys):
     for copy in every_point(series, site, tmp_path, "apply"):
         if tool("status", "--target", copy) == Exit.HALF_APPLIED:
