@@ -15,6 +15,7 @@ import msgspec
 
 from sam.core.lineage import SessionKey
 from sam.core.validation import (
+    DEFAULT_LIMITS,
     HintError,
     HintLimits,
     HintReason,
@@ -29,7 +30,6 @@ from sam.core.validation import (
 PROTOCOL_VERSION = "0.1"
 ACTION_VERSION = "0.1"
 _EXTRA_ACTIONS = 3  # bind, expect and retain may ride with max_edits edits
-_DEFAULT_LIMITS = HintLimits()
 
 
 class ActionKind(StrEnum):
@@ -94,7 +94,7 @@ class SessionAction(msgspec.Struct, frozen=True, kw_only=True):
     release: Literal["now", "lazy"] | None = None
 
 
-def parse_action(action: object, limits: HintLimits = _DEFAULT_LIMITS) -> SessionAction | None:
+def parse_action(action: object, limits: HintLimits = DEFAULT_LIMITS) -> SessionAction | None:
     """Decode one action, a dict or a struct of the shape of upstream's KvHintAction.
 
     Returns None for a type or version that sam does not implement. Raises HintError
@@ -132,7 +132,7 @@ def parse_action(action: object, limits: HintLimits = _DEFAULT_LIMITS) -> Sessio
 
 
 def parse_envelope(
-    envelope: object, limits: HintLimits = _DEFAULT_LIMITS
+    envelope: object, limits: HintLimits = DEFAULT_LIMITS
 ) -> list[tuple[SessionAction | None, ActionResult | None]]:
     """Decode all actions of an envelope (dict or struct), one entry per action in order.
 
@@ -155,7 +155,7 @@ def parse_envelope(
 
 
 def stamp_envelope(
-    envelope: object, *, tenant: str, now_s: float, limits: HintLimits = _DEFAULT_LIMITS
+    envelope: object, *, tenant: str, now_s: float, limits: HintLimits = DEFAULT_LIMITS
 ) -> dict[str, Any]:
     """Return a plain-dict copy with the server's `tenant` and `time_s` in every payload.
 

@@ -26,6 +26,7 @@ from sam.core.actions import (
     stamp_envelope,
 )
 from sam.core.validation import (
+    DEFAULT_LIMITS,
     HintError,
     HintLimits,
     HintReason,
@@ -138,7 +139,7 @@ def is_manage(raw: object) -> bool:
     return isinstance(management, dict) and management.get("manage_request") is True
 
 
-def parse_agent_hint(raw: object, limits: HintLimits = HintLimits()) -> AgentHint:
+def parse_agent_hint(raw: object, limits: HintLimits = DEFAULT_LIMITS) -> AgentHint:
     """Validate the `agent_hint` of a request body.
 
     A null value of an optional key counts as absent. Raises HintError on anything the
@@ -216,9 +217,7 @@ def _parse_edit(raw: object, i: int, limits: HintLimits, unknown: _UnknownKeys) 
     start, end = check_range(edit, target, limits, where)
     release = edit.get("release")
     if release is not None:
-        release = check_choice(
-            release, RELEASES, f"{where}.release", HintReason.BAD_RELEASE
-        )
+        release = check_choice(release, RELEASES, f"{where}.release", HintReason.BAD_RELEASE)
     return Edit(type=edit_type, target=target, start=start, end=end, release=release)
 
 
@@ -251,10 +250,9 @@ def lower(
     Its self-parent means scope "subtree" for edits on the whole session. A range
     belongs to one session's branch, so it always has scope "session".
     """
-    base: dict[str, Any] = {"session_id": hint.session_id}
+    base: dict[str, Any] = {"session_id": hint.session_id, "tenant": tenant, "time_s": now_s}
     if hint.parent_session_id is not None:
         base["parent_session_id"] = hint.parent_session_id
-    base |= {"tenant": tenant, "time_s": now_s}
     whole = {"target": "session", "scope": "session"}
     steps: list[tuple[ActionKind, dict[str, Any]]] = []
     if not manage_only:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from sam.core.lineage import SHARED_SESSION_IDS, SessionKey, SessionRef
+from sam.core.session_store import DEFAULT_LIMITS
 from sam.core.sessions import COUNTER_NAMES, SessionLimits
 
 _RESTING = ("idle", "offloaded", "resuming")
@@ -42,7 +43,7 @@ class _Record:
 class ReferenceTable:
     """Same calls and answers as SessionTable, in O(n) or worse each."""
 
-    def __init__(self, limits: SessionLimits = SessionLimits()) -> None:
+    def __init__(self, limits: SessionLimits = DEFAULT_LIMITS) -> None:
         self.limits = limits
         self.now_s = 0.0
         self.records: list[_Record] = []

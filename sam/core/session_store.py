@@ -13,7 +13,14 @@ from itertools import islice
 
 import msgspec
 
-from sam.core.lineage import RESTING_STATES, Session, SessionKey, SessionRef, SessionState, detach
+from sam.core.lineage import (
+    RESTING_STATES,
+    Session,
+    SessionKey,
+    SessionRef,
+    SessionState,
+    detach,
+)
 
 
 class SessionLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,6 +30,9 @@ class SessionLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_per_tenant: int = 5_000
     max_named: int = 10_000
     idle_timeout_s: float = 3_600.0
+
+
+DEFAULT_LIMITS = SessionLimits()
 
 
 class SessionOrder:

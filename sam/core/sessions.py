@@ -40,13 +40,13 @@ from sam.core.lineage import (
     pre_order,
     would_cycle,
 )
-from sam.core.session_store import SessionLimits, SessionStore
+from sam.core.session_store import DEFAULT_LIMITS, SessionLimits, SessionStore
 
 __all__ = [
+    "COUNTER_NAMES",
     "LIVE_STATES",
     "RESTING_STATES",
     "SHARED_SESSION_IDS",
-    "COUNTER_NAMES",
     "Session",
     "SessionKey",
     "SessionLimits",
@@ -79,7 +79,7 @@ class SessionTable:
     walks over a subtree, re-parenting of a session with children (O(depth)), and reports.
     """
 
-    def __init__(self, limits: SessionLimits = SessionLimits()) -> None:
+    def __init__(self, limits: SessionLimits = DEFAULT_LIMITS) -> None:
         self.limits = limits
         self.now_s = 0.0
         self.counters: dict[str, int] = dict.fromkeys(COUNTER_NAMES, 0)
@@ -91,8 +91,7 @@ class SessionTable:
 
     def advance(self, time_s: float) -> float:
         """Move logical time to `time_s` if that is newer; return logical time."""
-        if time_s > self.now_s:
-            self.now_s = time_s
+        self.now_s = max(self.now_s, time_s)
         return self.now_s
 
     def expire(self, time_s: float, limit: int | None = None) -> list[SessionRef]:

@@ -70,6 +70,9 @@ class HintLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_time_s: float = 1e11
 
 
+DEFAULT_LIMITS = HintLimits()
+
+
 def shape_of(value: object) -> str:
     """A short, bounded description of any value, for HintError.detail."""
     if value is None or isinstance(value, (bool, float)):

@@ -115,7 +115,11 @@ class SessionsMachine(RuleBasedStateMachine):
     def take_dropped(self):
         self.both("take_dropped")
 
-    @rule(offset=st.integers(0, 9), limit=st.integers(0, 5), tenant=st.sampled_from([None, "t0", "x"]))
+    @rule(
+        offset=st.integers(0, 9),
+        limit=st.integers(0, 5),
+        tenant=st.sampled_from([None, "t0", "x"]),
+    )
     def page(self, offset, limit, tenant):
         self.both("snapshot", offset, limit, tenant)
 

@@ -16,7 +16,6 @@ from sam.core.hints import (
     CacheControl,
     Edit,
     HintError,
-    HintLimits,
     is_manage,
     lower,
     parse_action,
@@ -76,9 +75,9 @@ def lowered(raw, manage_only=None):
     return lower(parsed, message_id="m1", now_s=12.5, tenant="acme", manage_only=only)
 
 
-def reason_of(raw, limits=HintLimits()):
+def reason_of(raw):
     with pytest.raises(HintError) as caught:
-        parse_agent_hint(raw, limits)
+        parse_agent_hint(raw)
     assert len(caught.value.detail) <= 200
     assert len(str(caught.value)) <= 260
     return caught.value.reason
@@ -221,7 +220,9 @@ def test_bad_edit_words(bad):
         assert reason_of(manage(edit(release=bad))) == "bad_release"
 
 
-@pytest.mark.parametrize("bad", each(*[w for w in WRONG if w != 1 or w is True], "1", 2**31 + 1))
+@pytest.mark.parametrize(
+    "bad", each(*[w for w in WRONG if w != 1 or w is True], "1", 2**31 + 1)
+)
 def test_bad_indices(bad):
     assert reason_of(manage(edit(start=bad))) == "bad_range"
     assert reason_of(manage(edit(end=bad))) == "bad_range"
@@ -369,7 +370,9 @@ def action(kind="session.evict", version="0.1", **payload):
 
 
 def test_parse_action_round_trip():
-    parsed = parse_action(action("session.demote", target="tokens", start=1, end=9, release="now"))
+    parsed = parse_action(
+        action("session.demote", target="tokens", start=1, end=9, release="now")
+    )
     assert parsed.kind is ActionKind.DEMOTE and parsed.key == SessionKey("t", "s")
     assert (parsed.target, parsed.start, parsed.end) == ("tokens", 1, 9)
     assert (parsed.scope, parsed.release, parsed.time_s) == ("session", "now", 1.0)
