@@ -7,7 +7,6 @@ so everything that has to stop a start is checked where `--radix-cache-backend s
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from typing import Any
 
 BACKEND = "sam"
@@ -26,7 +25,7 @@ def register() -> None:
     register_radix_cache_backend(BACKEND, create_cache)
     register_tree_core_backend("sam_python", create_tree_core)
     if upstream.resolve(upstream.PATCH_MARKERS["kv-hint-ingress"]) is not None:
-        from sglang.srt.managers.kv_hints import register_kv_hint_ingress
+        from sglang.srt.managers.kv_hint_ingress import register_kv_hint_ingress
 
         register_kv_hint_ingress(create_ingress)
     shims.install()
@@ -38,11 +37,12 @@ def create_cache(ctx: Any) -> Any:
 
     upstream.verify()
     _refuse_unsupported(ctx)
+    from sglang.srt.mem_cache.registry import create_unified_radix_cache
+
     from sam.srt.mem_cache.cache import TREE_CORE_BACKEND, SessionRadixCache
 
     ctx.params.tree_core_backend = TREE_CORE_BACKEND
-    ctx = replace(ctx)
-    return upstream.create_unified_radix_cache(ctx, cache_class=SessionRadixCache)
+    return create_unified_radix_cache(ctx, cache_class=SessionRadixCache)
 
 
 def create_tree_core(params: Any, components: dict[Any, Any]) -> Any:

@@ -2,8 +2,8 @@
 
 Owns the pinned version, the patch markers and the list of upstream members that the overlay
 overrides or calls. Must never work around a missing one: a wrong version, a missing patch
-or a vanished member is an error with the remedy in its text. Only public module paths may
-be imported elsewhere below `sam.srt`.
+or a vanished member is an error with the remedy in its text. Elsewhere below `sam.srt`
+only public names are imported; private members are listed here.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 PINNED_VERSION = "0.5.23"
 
 PATCH_MARKERS: dict[str, str] = {
-    "kv-hint-ingress": "sglang.srt.managers.kv_hints:register_kv_hint_ingress",
+    "kv-hint-ingress": "sglang.srt.managers.kv_hint_ingress:register_kv_hint_ingress",
     "openai-kv-hints": "sglang.srt.entrypoints.openai.protocol:ChatCompletionRequest.agent_hint",
     "kv-hints-control-message": "sglang.srt.managers.io_struct:KvHintsReqInput",
     "request-queued-hook": (
@@ -23,21 +23,23 @@ PATCH_MARKERS: dict[str, str] = {
 }
 """Symbol that each patch of `patches/series` adds, as `module:name[.attribute]`."""
 
+_CORE = "sglang.srt.mem_cache.unified_cache.unified_tree_core:UnifiedTreeCore"
+_CACHE = "sglang.srt.mem_cache.unified_radix_cache:UnifiedRadixCache"
 USED_MEMBERS: tuple[str, ...] = (
-    "sglang.srt.mem_cache.unified_cache.unified_tree_core:UnifiedTreeCore._split_node",
-    "sglang.srt.mem_cache.unified_cache.unified_tree_core:"
-    "UnifiedTreeCore._remove_leaf_from_parent",
-    "sglang.srt.mem_cache.unified_cache.unified_tree_core:"
-    "UnifiedTreeCore._delete_unbacked_device_leaf",
-    "sglang.srt.mem_cache.unified_cache.unified_tree_core:UnifiedTreeCore._evict_host_leaf",
-    "sglang.srt.mem_cache.unified_radix_cache:UnifiedRadixCache.checkpoint_into_tree",
-    "sglang.srt.mem_cache.unified_radix_cache:UnifiedRadixCache._reset_full",
-    "sglang.srt.mem_cache.unified_radix_cache:UnifiedRadixCache._apply_eviction_result",
-    "sglang.srt.mem_cache.unified_radix_cache:UnifiedRadixCache._execute_and_commit_kv_backup",
-    "sglang.srt.mem_cache.unified_radix_cache:UnifiedRadixCache._demote",
-    "sglang.srt.mem_cache.unified_radix_cache:UnifiedRadixCache._component_available_size",
-    "sglang.srt.mem_cache.unified_radix_cache:UnifiedRadixCache.load_back",
-    "sglang.srt.mem_cache.unified_radix_cache:UnifiedRadixCache.claim_kv_row",
+    f"{_CORE}._split_node",
+    f"{_CORE}._remove_leaf_from_parent",
+    f"{_CORE}._delete_unbacked_device_leaf",
+    f"{_CORE}._evict_host_leaf",
+    f"{_CACHE}.checkpoint_into_tree",
+    f"{_CACHE}.check_hicache_events",
+    f"{_CACHE}.ready_to_load_host_cache",
+    f"{_CACHE}.claim_kv_row",
+    f"{_CACHE}.load_back",
+    f"{_CACHE}._reset_full",
+    f"{_CACHE}._apply_eviction_result",
+    f"{_CACHE}._execute_and_commit_kv_backup",
+    f"{_CACHE}._demote",
+    f"{_CACHE}._component_available_size",
     "sglang.srt.mem_cache.base_prefix_cache:BasePrefixCache.on_release",
     "sglang.srt.mem_cache.base_prefix_cache:BasePrefixCache.finish",
     "sglang.srt.mem_cache.registry:create_unified_radix_cache",
@@ -107,31 +109,3 @@ def verify() -> None:
     gone = [member for member in USED_MEMBERS if resolve(member) is None]
     if gone:
         raise UpstreamError(f"sglang=={found} lacks {', '.join(gone)}: is it modified?")
-
-
-_LAZY = {
-    "BASE_COMPONENT_TYPE": "sglang.srt.mem_cache.unified_cache.components",
-    "BackupKV": "sglang.srt.mem_cache.unified_cache.cache_action",
-    "BaseEvictionResult": "sglang.srt.mem_cache.unified_cache.unified_tree_core_interface",
-    "CacheInitParams": "sglang.srt.mem_cache.cache_init_params",
-    "CacheRequestOutcome": "sglang.srt.mem_cache.base_prefix_cache",
-    "EvictParams": "sglang.srt.mem_cache.base_prefix_cache",
-    "EvictionStrategy": "sglang.srt.mem_cache.evict_policy",
-    "FINISH_ABORT": "sglang.srt.managers.schedule_batch",
-    "KvHintIngress": "sglang.srt.managers.kv_hints",
-    "KvHintResult": "sglang.srt.managers.kv_hints",
-    "KvHintsReqOutput": "sglang.srt.managers.io_struct",
-    "TreeCacheBuildContext": "sglang.srt.mem_cache.registry",
-    "UnifiedRadixCache": "sglang.srt.mem_cache.unified_radix_cache",
-    "UnifiedTreeCore": "sglang.srt.mem_cache.unified_cache.unified_tree_core",
-    "create_unified_radix_cache": "sglang.srt.mem_cache.registry",
-    "decode_kv_hints_envelope": "sglang.srt.managers.kv_hints",
-    "get_parallel": "sglang.srt.runtime_context",
-}
-
-
-def __getattr__(name: str) -> object:
-    """Import on first use: the server process needs none of the scheduler's modules."""
-    if name not in _LAZY:
-        raise AttributeError(name)
-    return getattr(importlib.import_module(_LAZY[name]), name)

@@ -13,6 +13,9 @@ import time
 import uuid
 from typing import Any
 
+from sglang.srt.managers.kv_hint_ingress import KvHintIngress
+from sglang.srt.managers.kv_hints import decode_kv_hints_envelope
+
 from sam.config import SamConfig, load_config
 from sam.core.hints import (
     PROTOCOL_VERSION,
@@ -27,7 +30,6 @@ from sam.srt.entrypoints.replies import generate_reply, openai_reply
 from sam.srt.entrypoints.results import HintResults
 from sam.srt.entrypoints.tenant import tenant_of
 from sam.srt.observability.metrics import IngressMetrics
-from sam.srt.upstream import KvHintIngress, decode_kv_hints_envelope
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +38,7 @@ HINT_ACTION = "agent_hint"
 
 
 class AgentHintIngress(KvHintIngress):
-    """Source: `sglang.srt.managers.kv_hints.KvHintIngress`."""
+    """Source: `sglang.srt.managers.kv_hint_ingress.KvHintIngress`."""
 
     def __init__(self, tokenizer_manager: Any, config: SamConfig | None = None) -> None:
         self._manager = tokenizer_manager
@@ -179,9 +181,7 @@ class AgentHintIngress(KvHintIngress):
             ] + own["actions"]
         envelope = decode_kv_hints_envelope(lowered)
         self._note_unknown_keys(hint)
-        self.results.open(
-            envelope.message_id, tenant, _accepted(envelope.actions), time.time()
-        )
+        self.results.open(envelope.message_id, tenant, _accepted(envelope.actions), time.time())
         self.metrics.accepted(len(envelope.actions))
         return envelope if not isinstance(own, list) else [envelope] * len(own)
 
@@ -196,9 +196,7 @@ class AgentHintIngress(KvHintIngress):
             envelope = decode_kv_hints_envelope(stamped)
         except ValueError:
             return kv_hints
-        self.results.open(
-            envelope.message_id, tenant, _accepted(envelope.actions), time.time()
-        )
+        self.results.open(envelope.message_id, tenant, _accepted(envelope.actions), time.time())
         return stamped
 
     def _stamped(self, envelope: object, tenant: str) -> dict[str, Any]:
@@ -256,7 +254,12 @@ def _envelope(message_id: str, actions: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _accepted(actions: Any) -> list[dict[str, Any]]:
     return [
-        {"action_id": a.action_id, "action_type": a.action_type, "status": "accepted", "reason": ""}
+        {
+            "action_id": a.action_id,
+            "action_type": a.action_type,
+            "status": "accepted",
+            "reason": "",
+        }
         for a in actions
     ]
 

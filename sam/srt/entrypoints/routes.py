@@ -6,7 +6,6 @@ never block the event loop, nor answer for another tenant's message.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from typing import Annotated, Any
 
@@ -72,7 +71,7 @@ def install_routes(app: Any, ingress: AgentHintIngress) -> None:
 async def _ask(ingress: AgentHintIngress, what: str, **payload: int) -> JSONResponse:
     try:
         report = await ingress.query(what, **payload)
-    except asyncio.TimeoutError:
+    except TimeoutError:
         return _error(503, "the scheduler is busy; try again")
     if what == "sessions":
         report["ingress"] = ingress.metrics.snapshot()

@@ -114,7 +114,9 @@ class HintManager:
         self._open_envelopes[binding.envelope_id] -= 1
         if not self._open_envelopes[binding.envelope_id]:
             del self._open_envelopes[binding.envelope_id]
-            results = [self._execute(a, binding.envelope_id, binding.route) for a in binding.edits]
+            results = [
+                self._execute(a, binding.envelope_id, binding.route) for a in binding.edits
+            ]
             self._report(binding.envelope_id, binding.rejections + results, binding.route)
         if binding.key is not None:
             self._run_waiting(binding.key)
@@ -228,9 +230,7 @@ class HintManager:
         for ref in refs:
             self._drop_waiting(ref.key, "ended")
         ended = {(ref.key, ref.generation) for ref in refs}
-        draining = {
-            rid for rid, b in self.requests.items() if (b.key, b.generation) in ended
-        }
+        draining = {rid for rid, b in self.requests.items() if (b.key, b.generation) in ended}
         return EvictTask(self._cache, refs, draining)
 
     def _start_move(self, action: SessionAction, envelope_id: str, route: Any) -> Any:
@@ -352,6 +352,8 @@ class HintManager:
 
 def _rejected(action_id: str, action_type: str, reason: str) -> ActionResult:
     return ActionResult(
-        action_id=action_id, action_type=action_type, status=ActionStatus.REJECTED, reason=reason
+        action_id=action_id,
+        action_type=action_type,
+        status=ActionStatus.REJECTED,
+        reason=reason,
     )
-

@@ -11,6 +11,15 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
+from sglang.srt.managers.io_struct import KvHintsReqOutput
+from sglang.srt.managers.kv_hints import KvHintResult
+from sglang.srt.managers.schedule_batch import FINISH_ABORT
+from sglang.srt.mem_cache.base_prefix_cache import CacheRequestOutcome
+from sglang.srt.mem_cache.unified_cache.cache_action import BackupKV
+from sglang.srt.mem_cache.unified_cache.components import BASE_COMPONENT_TYPE
+from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
+from sglang.srt.runtime_context import get_parallel
+
 from sam.config import SamConfig, load_config
 from sam.core.actions import ActionResult
 from sam.core.lineage import SessionState
@@ -19,19 +28,9 @@ from sam.srt.managers.hint_manager import HintManager
 from sam.srt.mem_cache.inspect import QUERY_ACTION, answer_query
 from sam.srt.mem_cache.tree_core import DropResult, SessionTreeCore
 from sam.srt.observability.metrics import SchedulerMetrics
-from sam.srt.upstream import (
-    BASE_COMPONENT_TYPE,
-    BackupKV,
-    CacheRequestOutcome,
-    FINISH_ABORT,
-    KvHintResult,
-    KvHintsReqOutput,
-    UnifiedRadixCache,
-    get_parallel,
-)
 
 if TYPE_CHECKING:
-    from sam.srt.upstream import CacheInitParams
+    from sglang.srt.mem_cache.cache_init_params import CacheInitParams
 
 logger = logging.getLogger(__name__)
 
@@ -172,7 +171,11 @@ class SessionRadixCache(UnifiedRadixCache):
     def _start_own_loads(self) -> None:
         """Start loads that no batch has started: a prefetch has none to wait for."""
         controller = self.cache_controller
-        if controller is None or not controller.load_queue or not self.has_free_load_back_slot():
+        if (
+            controller is None
+            or not controller.load_queue
+            or not self.has_free_load_back_slot()
+        ):
             return
         index = controller.start_loading()
         self._own_load = (controller.ack_load_queue[-1], index)
@@ -205,7 +208,9 @@ class SessionRadixCache(UnifiedRadixCache):
                 raise
             self.n_errors += 1
             if self.n_errors <= 10:
-                logger.exception("sam: a hint failed (error %d); serving goes on", self.n_errors)
+                logger.exception(
+                    "sam: a hint failed (error %d); serving goes on", self.n_errors
+                )
             return None
 
 

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from sglang.srt.managers.kv_hints import KvHintResult
+from sglang.srt.mem_cache.unified_cache.components import BASE_COMPONENT_TYPE
+
 from sam.core.sessions import SessionKey, SessionRef
 from sam.srt.mem_cache.ownership import path_up
-from sam.srt.upstream import BASE_COMPONENT_TYPE, KvHintResult
 
 QUERY_ACTION = "sam.query"
 """Internal action type: the ingress strips it from what clients send."""

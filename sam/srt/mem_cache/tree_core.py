@@ -9,16 +9,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from sglang.srt.mem_cache.evict_policy import EvictionStrategy
+from sglang.srt.mem_cache.unified_cache.components import BASE_COMPONENT_TYPE
+from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore
+from sglang.srt.mem_cache.unified_cache.unified_tree_core_interface import BaseEvictionResult
+
 from sam.srt.mem_cache.ownership import OwnershipTags, path_up
-from sam.srt.upstream import (
-    BASE_COMPONENT_TYPE,
-    BaseEvictionResult,
-    EvictionStrategy,
-    UnifiedTreeCore,
-)
 
 if TYPE_CHECKING:
-    from sam.srt.upstream import CacheInitParams
+    from sglang.srt.mem_cache.cache_init_params import CacheInitParams
 
 
 class SessionEvictionStrategy(EvictionStrategy):

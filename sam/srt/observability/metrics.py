@@ -68,7 +68,9 @@ class SchedulerMetrics:
             multiprocess_mode="mostrecent",
         )
         self._actions = Counter(
-            "sglang:sam_actions_total", "Outcomes of hint actions.", labelnames=["action", "status"]
+            "sglang:sam_actions_total",
+            "Outcomes of hint actions.",
+            labelnames=["action", "status"],
         )
         self._tokens = Counter(
             "sglang:sam_action_tokens_total",
