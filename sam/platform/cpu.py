@@ -1,8 +1,9 @@
-"""Out-of-tree SGLang platform for machines without an accelerator.
+"""Entry point of the CPU platform: is it wanted here?
 
-Owns: the decision whether this platform is active, and its device facts. Must never compete with
-real hardware: `activate()` answers None as soon as anything faster than the CPU can be seen, or
-when the user asked for SGLang's own CPU engine.
+Owns: the decision whether this platform is active. Must never compete with real hardware:
+`activate()` answers None as soon as anything faster than the CPU can be seen, or when the user
+asked for SGLang's own CPU engine. Must never import SGLang: SGLang resolves its platform while
+it is being imported, and would find this module half made.
 """
 
 import logging
@@ -11,15 +12,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-from sglang.srt.platforms.cpu import CpuDeviceMixin
-from sglang.srt.platforms.device_mixin import PlatformEnum
-from sglang.srt.platforms.interface import PlatformCapabilities, SRTPlatform
 
 logger = logging.getLogger(__name__)
 
 ENTRY_POINT = "sam_cpu"
 ATTENTION_BACKEND = "sam_cpu"
-_QUALNAME = f"{__name__}:SamCpuPlatform"
+_QUALNAME = "sam.platform.device:SamCpuPlatform"
 
 
 @contextmanager
@@ -67,43 +65,7 @@ def activate() -> str | None:
     if accelerator is not None:
         logger.debug("sam CPU platform not used: %s is available", accelerator)
         return None
+    # For the server's processes, which inherit it. OpenMP threads that spin at their barriers
+    # make a decode step ten times slower as soon as another process wants one of the cores.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     return _QUALNAME
-
-
-class SamCpuPlatform(CpuDeviceMixin, SRTPlatform):
-    """CPU as an out-of-tree platform: every op takes its `forward_native` path.
-
-    No Triton, no graph capture, no pinned memory. Source: `sglang.srt.platforms.interface`.
-    """
-
-    _enum = PlatformEnum.OOT
-    capabilities = PlatformCapabilities()
-
-    def get_default_attention_backend(self) -> str:
-        return ATTENTION_BACKEND
-
-    def is_pin_memory_available(self, device=None) -> bool:
-        return False
-
-    def get_compile_backend(self, mode: str | None = None) -> str:
-        """Eager: the few compiled helpers are not worth a C++ build per start."""
-        return "eager"
-
-    def get_torch_profiler_activity_str(self) -> str:
-        return "CPU"
-
-    def get_torch_profiler_activity(self) -> torch.profiler.ProfilerActivity:
-        return torch.profiler.ProfilerActivity.CPU
-
-    def apply_server_args_defaults(self, server_args) -> None:
-        """Replace the HiCache `kernel` transfers, which need CUDA, by `direct` ones."""
-        if server_args.hicache_io_backend == "kernel":
-            if server_args.enable_hierarchical_cache:
-                logger.info("sam CPU platform: HiCache uses --hicache-io-backend direct")
-            server_args.hicache_io_backend = "direct"
-
-    def init_backend(self) -> None:
-        """Install the shims in every worker; unlike a plugin's, an error here stops the start."""
-        from sam.platform import shims
-
-        shims.install()

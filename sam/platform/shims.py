@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from sam.platform import transfers
-from sam.platform.cpu import ATTENTION_BACKEND, SamCpuPlatform
+from sam.platform.cpu import ATTENTION_BACKEND
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +43,8 @@ class ShimTargetMissing(RuntimeError):
 def is_active() -> bool:
     """Whether SGLang runs on the sam CPU platform in this process."""
     from sglang.srt.platforms import current_platform
+
+    from sam.platform.device import SamCpuPlatform
 
     return isinstance(current_platform, SamCpuPlatform)
 

@@ -210,10 +210,18 @@ def test_probe_finds_plugged_in_devices(monkeypatch):
 
 
 @needs_platform
-def test_activate_imports_nothing_heavy():
-    """Platform resolution happens in every sglang process: keep it light."""
-    code = (
-        "import sys; from sam.platform.cpu import activate; assert activate();"
-        "assert 'sglang.srt.mem_cache.memory_pool' not in sys.modules"
+@pytest.mark.parametrize(
+    "first", ["sam.platform.cpu", "sam.platform.shims", "sam.platform.attention", "sglang"]
+)
+def test_platform_is_found_whatever_is_imported_first(first):
+    code = f"import {first}; from sam.platform import shims; assert shims.is_active()"
+    result = subprocess.run(
+        [sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=120
     )
+    assert result.returncode == 0, result.stderr
+    assert "Failed to load plugin sam_cpu" not in result.stderr
+
+
+def test_entry_point_does_not_import_sglang():
+    code = "import sys, sam.platform.cpu as c; c.activate(); assert 'sglang' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
