@@ -42,7 +42,15 @@ class SamCpuPlatform(CpuDeviceMixin, SRTPlatform):
         return torch.profiler.ProfilerActivity.CPU
 
     def apply_server_args_defaults(self, server_args) -> None:
-        """Replace the HiCache `kernel` transfers, which need CUDA, by `direct` ones."""
+        """Fill in what SGLang would choose badly for its device `cpu`.
+
+        The attention backend, because upstream has set one by device name before it asks the
+        platform: `intel_amx` on x86, whose kernels are not in the wheel. (On arm64 it is
+        `torch_native`, as if the user had asked for it: name `sam_cpu` there.) And the HiCache
+        transfers, whose default needs CUDA.
+        """
+        if server_args.attention_backend in (None, "intel_amx"):
+            server_args.attention_backend = ATTENTION_BACKEND
         if server_args.hicache_io_backend == "kernel":
             if server_args.enable_hierarchical_cache:
                 logger.info("sam CPU platform: HiCache uses --hicache-io-backend direct")

@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+import psutil
+
 # What a server needs on the CPU platform; append --model-path and sizes.
 CPU_SERVER_ARGS: tuple[str, ...] = (
     "--device", "cpu",
@@ -115,6 +117,22 @@ class ServerProcess:
         except ProcessLookupError:
             pass
         self._process.wait(timeout=30)
+        deadline = time.monotonic() + 10.0
+        while self.leftovers() and time.monotonic() < deadline:
+            time.sleep(0.05)
+
+    def leftovers(self) -> list[int]:
+        """Process ids of the server's group that still run (zombies do not)."""
+        found = []
+        for process in psutil.process_iter(["status"]):
+            try:
+                if os.getpgid(process.pid) != self._process.pid:
+                    continue
+            except ProcessLookupError:
+                continue
+            if process.info["status"] != psutil.STATUS_ZOMBIE:
+                found.append(process.pid)
+        return found
 
     def log_tail(self) -> str:
         """End of the server's log."""
@@ -140,13 +158,19 @@ class ServerProcess:
         except ValueError:
             return text
 
-    def generate(self, prompt: str | Sequence[int], **sampling: Any) -> Generation:
-        """One greedy completion of a text or of token ids; `sampling` overrides parameters."""
+    def generate(
+        self, prompt: str | Sequence[int], *, logprobs: bool = False, **sampling: Any
+    ) -> Generation:
+        """One greedy completion of a text or of token ids; `sampling` overrides parameters.
+
+        With `logprobs`, `meta_info["output_token_logprobs"]` holds (logprob, id, text) rows.
+        """
         params = {"temperature": 0.0, "max_new_tokens": 16, "ignore_eos": True, **sampling}
         key = "text" if isinstance(prompt, str) else "input_ids"
         value = prompt if isinstance(prompt, str) else list(prompt)
         start = time.perf_counter()
-        answer = self.request("/generate", {key: value, "sampling_params": params})
+        body = {key: value, "sampling_params": params, "return_logprob": logprobs}
+        answer = self.request("/generate", body)
         return Generation(answer["text"], answer["meta_info"], time.perf_counter() - start)
 
     def flush_cache(self) -> None:
