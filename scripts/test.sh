@@ -1,0 +1,31 @@
+#!/usr/bin/env bash
+# Run the tests, installing what they need first.
+#
+#   scripts/test.sh            unit, model, patch-tool, contract and e2e tests (CI's set)
+#   scripts/test.sh --fast     no server is started: seconds
+#   scripts/test.sh --full     also the slow extra server configurations
+#   scripts/test.sh ... ARGS   ARGS go to pytest, e.g. -k evict
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+usage() { sed -n '2,7s/^# \{0,1\}//p' "$0"; }
+
+mode=ci
+case "${1:-}" in
+  --fast) mode=fast; shift ;;
+  --full) mode=full; shift ;;
+  -h | --help) usage; exit 0 ;;
+esac
+
+scripts/setup_env.sh --tests
+venv="${SAM_VENV:-.venv}"
+python="$venv/bin/python"
+SAM_PYTHON="$python" scripts/apply_patches.sh apply
+"$python" scripts/lint_patches.py
+
+case "$mode" in
+  fast) selection=(-m "not e2e") ;;
+  ci) selection=(-m "not slow") ;;
+  full) selection=() ;;
+esac
+exec "$python" -m pytest "${selection[@]}" "$@"
