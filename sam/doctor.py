@@ -63,8 +63,9 @@ def check_patches() -> Check:
 def check_members() -> Check:
     from sam.srt import upstream
 
-    gone = [name for name in upstream.USED_MEMBERS if upstream.resolve(name) is None]
-    found = f"{len(upstream.USED_MEMBERS) - len(gone)} of {len(upstream.USED_MEMBERS)}"
+    gone = upstream.missing_members()
+    n_all = sum(len(names) for names in upstream.USED_MEMBERS.values())
+    found = f"{n_all - len(gone)} of {n_all}"
     remedy = f"Missing: {', '.join(gone)}. Reinstall sglang, then apply the patches."
     return Check(name="used members", ok=not gone, found=found, remedy=remedy if gone else "")
 

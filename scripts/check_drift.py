@@ -46,7 +46,7 @@ def main(argv: list[str] | None = None) -> int:
         location = _locate(args.against, args.cache, args.python)
         tree = tree_of(location)
         version = tree_version(tree, location) or _described(location)
-        overlay = args.overlay.read_bytes() if args.overlay.is_file() else None
+        overlay = [path.read_bytes() for path in _overlay_files(args.overlay)]
         rows = survey_drift(series, tree, version, _base(args, series), overlay)
     except PatchToolError as error:
         print(f"drift: {error}", file=sys.stderr)
@@ -80,9 +80,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--overlay",
         type=Path,
-        default=REPO / "sam" / "srt" / "upstream.py",
-        metavar="FILE",
-        help="the module whose upstream imports must survive",
+        default=REPO / "sam",
+        metavar="PATH",
+        help="the module or package whose upstream imports must survive",
     )
     parser.add_argument(
         "--base", type=Path, metavar="DIR", help="the pinned base (default: the installed one)"
@@ -93,6 +93,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--cache", type=Path, default=_default_cache(), metavar="DIR")
     parser.add_argument("--json", action="store_true", help="machine-readable output")
     return parser
+
+
+def _overlay_files(path: Path) -> list[Path]:
+    return sorted(path.rglob("*.py")) if path.is_dir() else [path] if path.is_file() else []
 
 
 def _default_cache() -> Path:

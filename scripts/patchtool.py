@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -118,6 +119,9 @@ def main(argv: list[str] | None = None) -> int:
     except PatchToolError as error:
         _fail(error, as_json=getattr(args, "json", False))
         return int(error.code)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return int(Exit.INTERNAL)
     except OSError as error:
         code = Exit.READ_ONLY if error.errno in DENIED else Exit.INTERNAL
         remedy = "run as the owner of the installation; 'status' says where it stands"

@@ -23,30 +23,29 @@ PATCH_MARKERS: dict[str, str] = {
 }
 """Symbol that each patch of `patches/series` adds, as `module:name[.attribute]`."""
 
-_CORE = "sglang.srt.mem_cache.unified_cache.unified_tree_core:UnifiedTreeCore"
-_CACHE = "sglang.srt.mem_cache.unified_radix_cache:UnifiedRadixCache"
-USED_MEMBERS: tuple[str, ...] = (
-    f"{_CORE}._split_node",
-    f"{_CORE}._remove_leaf_from_parent",
-    f"{_CORE}._delete_unbacked_device_leaf",
-    f"{_CORE}._evict_host_leaf",
-    f"{_CACHE}.checkpoint_into_tree",
-    f"{_CACHE}.check_hicache_events",
-    f"{_CACHE}.ready_to_load_host_cache",
-    f"{_CACHE}.claim_kv_row",
-    f"{_CACHE}.load_back",
-    f"{_CACHE}._reset_full",
-    f"{_CACHE}._apply_eviction_result",
-    f"{_CACHE}._execute_and_commit_kv_backup",
-    f"{_CACHE}._demote",
-    f"{_CACHE}._component_available_size",
-    "sglang.srt.mem_cache.base_prefix_cache:BasePrefixCache.on_release",
-    "sglang.srt.mem_cache.base_prefix_cache:BasePrefixCache.finish",
-    "sglang.srt.mem_cache.registry:create_unified_radix_cache",
-    "sglang.srt.mem_cache.registry:register_radix_cache_backend",
-    "sglang.srt.mem_cache.unified_cache.tree_core_registry:register_tree_core_backend",
-)
-"""Upstream members that the overlay overrides or calls; checked at start."""
+USED_MEMBERS: dict[str, tuple[str, ...]] = {
+    "sglang.srt.mem_cache.unified_cache.unified_tree_core:UnifiedTreeCore": (
+        "_split_node",
+        "_remove_leaf_from_parent",
+        "_delete_unbacked_device_leaf",
+        "_evict_host_leaf",
+    ),
+    "sglang.srt.mem_cache.unified_radix_cache:UnifiedRadixCache": (
+        "checkpoint_into_tree",
+        "check_hicache_events",
+        "ready_to_load_host_cache",
+        "claim_kv_row",
+        "load_back",
+        "_reset_full",
+        "_apply_eviction_result",
+        "_execute_and_commit_kv_backup",
+        "_demote",
+        "_component_available_size",
+    ),
+    "sglang.srt.mem_cache.base_prefix_cache:BasePrefixCache": ("on_release", "finish"),
+}
+"""Upstream members that the overlay overrides or calls, by `module:Class`; checked at start
+and by `scripts/check_drift.py`."""
 
 
 class UpstreamError(RuntimeError):
@@ -94,6 +93,11 @@ def missing_patches() -> list[str]:
     return [name for name, symbol in PATCH_MARKERS.items() if resolve(symbol) is None]
 
 
+def missing_members() -> list[str]:
+    members = [f"{owner}.{name}" for owner, names in USED_MEMBERS.items() for name in names]
+    return [member for member in members if resolve(member) is None]
+
+
 def verify() -> None:
     """Raise UpstreamError unless version, patches and used members are all there."""
     found = installed_version()
@@ -106,6 +110,6 @@ def verify() -> None:
     missing = missing_patches()
     if missing:
         raise PatchMissing(missing)
-    gone = [member for member in USED_MEMBERS if resolve(member) is None]
+    gone = missing_members()
     if gone:
         raise UpstreamError(f"sglang=={found} lacks {', '.join(gone)}: is it modified?")

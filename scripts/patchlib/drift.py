@@ -6,7 +6,7 @@ Owns the classes of drift. Must never fetch anything and never write.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -48,7 +48,11 @@ class Row:
 
 
 def survey_drift(
-    series: Series, tree: Tree, version: str | None, base: Tree | None, overlay: bytes | None
+    series: Series,
+    tree: Tree,
+    version: str | None,
+    base: Tree | None,
+    overlay: Sequence[bytes],
 ) -> list[Row]:
     """One row per patch, each on what the patches before it left; then one for the overlay."""
     now = EditedTree(tree)
@@ -58,20 +62,33 @@ def survey_drift(
         if then is not None:
             _advance(patch, then)
         rows.append(_classify(patch, tree, now, then, version))
-    if overlay is not None:
+    if overlay:
         rows.append(overlay_row(overlay, now))
     return rows
 
 
-def overlay_row(source: bytes, tree: Tree) -> Row:
-    """The private upstream names that the overlay needs, the patches' own ones included."""
+def overlay_row(sources: Sequence[bytes], tree: Tree) -> Row:
+    """The upstream names that the overlay needs, the patches' own ones included: what it
+    imports, and the members it lists in a `USED_MEMBERS` of `module:Class` -> names."""
+    needed: set[tuple[str, str | None]] = set()
+    for source in sources:
+        needed.update(engine_imports(source), _listed_members(source))
     lost = tuple(
         f"{module}:{name}" if name else module
-        for module, name in sorted(set(engine_imports(source)), key=str)
+        for module, name in sorted(needed, key=str)
         if not _importable(tree, module, name)
     )
     reasons = tuple(f"{name} is gone" for name in lost)
     return Row("(overlay imports)", Drift.SYMBOL if lost else Drift.APPLIES, reasons)
+
+
+def _listed_members(source: bytes) -> Iterator[tuple[str, str | None]]:
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "USED_MEMBERS":
+            assert node.value is not None
+            for owner, names in ast.literal_eval(node.value).items():
+                module, _, cls = owner.partition(":")
+                yield from ((module, f"{cls}.{name}" if cls else name) for name in names)
 
 
 def _importable(tree: Tree, module: str, name: str | None) -> bool:

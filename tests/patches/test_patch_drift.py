@@ -174,6 +174,13 @@ def test_overlay_name_lost(drift):
     assert reasons["(overlay imports)"] == lost
 
 
+def test_overlay_member_lost(drift):
+    overlay = 'USED_MEMBERS: dict[str, tuple[str, ...]] = {"sglang.srt.cache:Cache": ("gone",)}'
+    found, reasons = drift(toys.BASE, overlay=overlay)
+    assert found["(overlay imports)"] == "SYMBOL"
+    assert reasons["(overlay imports)"] == ["sglang.srt.cache:Cache.gone is gone"]
+
+
 def test_overlay_module_lost(drift):
     files = {path: text for path, text in toys.BASE.items() if path != SERVER}
     _, reasons = drift(files, overlay=OVERLAY)
@@ -182,7 +189,7 @@ def test_overlay_module_lost(drift):
 
 def against(series, location, *args):
     return check_drift.main(
-        ["--against", str(location), "--patches", str(series.directory), *args]
+        ["--overlay", "none", "--against", str(location), "--patches", str(series.directory), *args]
     )
 
 
