@@ -16,7 +16,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -241,8 +241,12 @@ def _show(report: dict[str, Any], out: Console, *, as_json: bool) -> None:
     if table is not None:
         out.print(table)
     cores = ", ".join(f"{name}: {core}" for name, core in report["tree_core"].items())
-    out.print(f"machine: {report.get('machine', '-')}; seed {report['seed']}; tree core {cores}")
-    out.print("One run each. With few cores, times vary a lot between runs; token counts little.")
+    for line in (
+        f"machine: {report.get('machine', '-')}; seed {report['seed']}; tree core: {cores}",
+        "stock: SGLang's cache with HiCache (LRU, fcfs), same patched server, no hints sent.",
+        "One run each: on few cores times vary a lot between runs, token counts little.",
+    ):
+        out.print(line, soft_wrap=True)
     if as_json:
         print(json.dumps(report), flush=True)
 

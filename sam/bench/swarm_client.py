@@ -23,6 +23,7 @@ _EXTRAS = {
     "stream": True,
     "stream_options": {"include_usage": True},
     "return_cached_tokens_details": True,
+    "return_input_ids_in_sglext": True,
     "return_output_ids_in_sglext": True,
 }
 
@@ -36,6 +37,7 @@ class Answer:
     """One streamed chat completion. Tokens by tier sum up to the cached prompt tokens."""
 
     text: str
+    input_ids: tuple[int, ...]
     output_ids: tuple[int, ...]
     prompt_tokens: int
     device_tokens: int
@@ -52,8 +54,9 @@ class Answer:
 
 @dataclass
 class SwarmRun:
-    """What one arm did, complete or cut short: answers by (session, turn) in sending order."""
+    """What one arm did, complete or cut short, by (session, turn); `sent` is in sending order."""
 
+    sent: list[tuple[str, int]] = field(default_factory=list)
     answers: dict[tuple[str, int], Answer] = field(default_factory=dict)
     manage_s: list[float] = field(default_factory=list)
     wall_s: float = 0.0
@@ -62,7 +65,7 @@ class SwarmRun:
 async def chat(client: httpx.AsyncClient, body: dict[str, Any]) -> Answer:
     """Send one streaming chat completion. Raises RequestFailed."""
     start = time.perf_counter()
-    first_s, texts, ids, usage, details = 0.0, [], [], None, {}
+    first_s, texts, usage, extension = 0.0, [], None, {}
     async with client.stream("POST", CHAT, json={**body, **_EXTRAS}) as response:
         if response.status_code != 200:
             raise RequestFailed(f"{response.status_code}: {await response.aread()!r}")
@@ -76,14 +79,14 @@ async def chat(client: httpx.AsyncClient, body: dict[str, Any]) -> Answer:
                 first_s = first_s or time.perf_counter() - start
                 texts.append(choice["delta"].get("content") or "")
             usage = chunk.get("usage") or usage
-            extension = chunk.get("sglext") or {}
-            details = extension.get("cached_tokens_details") or details
-            ids += [i for group in extension.get("output_ids") or [] for i in group]
+            extension |= chunk.get("sglext") or {}
     if usage is None:
         raise RequestFailed("the stream ended without usage")
+    details = extension.get("cached_tokens_details") or {}
     return Answer(
         text="".join(texts),
-        output_ids=tuple(ids),
+        input_ids=tuple(extension["input_ids"]),
+        output_ids=tuple(extension["output_ids"][0]),
         prompt_tokens=usage["prompt_tokens"],
         device_tokens=details.get("device") or 0,
         host_tokens=details.get("host") or 0,
@@ -141,6 +144,7 @@ class _Swarm:
         body = talk.body(index, self._results(agent, index))
         if self.hints:
             body["agent_hint"] = lineage_hint(agent)
+        self.run.sent.append((session_id, index))
         answer = await chat(self.client, body)
         talk.take_reply(index, answer.text)
         self.run.answers[session_id, index] = answer

@@ -20,6 +20,7 @@ _ROWS = (
     ("  from device (L1)", "device_tokens"),
     ("  from host (L2)", "host_tokens"),
     ("  recomputed", "recomputed_tokens"),
+    ("  new to any cache", "new_tokens"),
     ("cached share", "cached_share"),
     ("TTFT p50 s", "ttft_p50_s"),
     ("TTFT p95 s", "ttft_p95_s"),
@@ -48,6 +49,7 @@ def summarize(run: SwarmRun) -> dict[str, Any]:
         "requests": len(answers),
         "prompt_tokens": prompt,
         "recomputed_tokens": recomputed,
+        "new_tokens": new_tokens(run),
         "device_tokens": sum(a.device_tokens for a in answers),
         "host_tokens": sum(a.host_tokens for a in answers),
         "cached_share": round(1 - recomputed / prompt, 4) if prompt else 0.0,
@@ -58,6 +60,29 @@ def summarize(run: SwarmRun) -> dict[str, Any]:
         "management_p50_s": round(percentile(run.manage_s, 0.5), 4),
         "management_max_s": round(max(run.manage_s, default=0.0), 4),
     }
+
+
+def new_tokens(run: SwarmRun) -> int:
+    """Prompt tokens that not even an endless cache could have had: the floor of recompute.
+
+    A prompt counts against everything sent before it, answered by then or not; its last token
+    is always computed.
+    """
+    seen: set[int] = set()
+    total = 0
+    for key in run.sent:
+        answer = run.answers.get(key)
+        if answer is None:
+            continue
+        digest, known, fresh = 0, True, []
+        for place, token in enumerate(answer.input_ids + answer.output_ids):
+            digest = hash((digest, token))
+            known = known and digest in seen
+            if place < len(answer.input_ids):
+                total += not known or place == len(answer.input_ids) - 1
+            fresh.append(digest)
+        seen.update(fresh)
+    return total
 
 
 def differing(one: SwarmRun, other: SwarmRun) -> list[tuple[str, int]]:
@@ -118,7 +143,8 @@ def cost_table(report: Mapping[str, Any]) -> Table | None:
     for kind in KINDS:
         value = cost.get(f"{kind}_s")
         share = f"{100 * value / whole:.0f} %" if value and whole else "-"
-        table.add_row(kind.replace("_", " "), "not seen" if value is None else f"{value:.3f}", share)
+        shown = "not seen" if value is None else f"{value:.3f}"
+        table.add_row(kind.replace("_", " "), shown, share)
     return table
 
 
