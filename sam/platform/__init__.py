@@ -1,4 +1,4 @@
-"""CPU platform of the overlay: makes an unpatched SGLang serve, with HiCache, where no accelerator is.
+"""CPU platform of the overlay: SGLang, with HiCache, on machines without an accelerator.
 
 Owns: the platform plugin (`cpu`), the HiCache and allocator shims (`shims`), the CPU attention
 backend (`attention`). Must never change anything when an accelerator is present, and must never

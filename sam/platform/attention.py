@@ -20,26 +20,20 @@ QUERY_BLOCK = 256
 
 
 @dataclass(frozen=True)
-class KvPlan:
-    """Where the KV of a batch lies: valid for one forward.
+class RequestKv:
+    """Where one request's KV lies: `slots` [len]; `run_start` if they are consecutive."""
 
-    `slots` [sum of seq_lens] token slots of all requests, one after the other; `run_start` is set
-    if these are consecutive, and the gather is a view; `ends` cumulated lengths, one per request.
-    """
+    slots: torch.Tensor
+    run_start: int | None
+
+
+@dataclass(frozen=True)
+class KvPlan:
+    """Where the KV of a batch lies, one entry per request. Valid for one forward."""
 
     seq_lens: torch.Tensor
     req_pool_indices: torch.Tensor
-    slots: torch.Tensor
-    run_start: int | None
-    ends: list[int]
-
-    def gather(self, cache: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """Rows of this batch from `cache` [slots, heads, dim], as `dtype`."""
-        if self.run_start is None:
-            rows = cache.index_select(0, self.slots)
-        else:
-            rows = cache.narrow(0, self.run_start, self.slots.numel())
-        return rows.to(dtype)
+    requests: list[RequestKv]
 
     def serves(self, seq_lens: torch.Tensor, req_pool_indices: torch.Tensor) -> bool:
         """Whether the plan was made from these very tensors."""
@@ -53,17 +47,11 @@ def make_plan(
 
     `req_to_token` [requests, context] holds each request's token slots.
     """
-    lengths = seq_lens.tolist()
-    parts = [
-        req_to_token[row, :length]
-        for row, length in zip(req_pool_indices.tolist(), lengths, strict=True)
-    ]
-    slots = parts[0] if len(parts) == 1 else torch.cat(parts)
-    total, ends = 0, []
-    for length in lengths:
-        total += length
-        ends.append(total)
-    return KvPlan(seq_lens, req_pool_indices, slots, _run_start(slots), ends)
+    requests = []
+    for row, length in zip(req_pool_indices.tolist(), seq_lens.tolist(), strict=True):
+        slots = req_to_token[row, :length]
+        requests.append(RequestKv(slots, _run_start(slots)))
+    return KvPlan(seq_lens, req_pool_indices, requests)
 
 
 def _run_start(slots: torch.Tensor) -> int | None:
@@ -73,6 +61,29 @@ def _run_start(slots: torch.Tensor) -> int | None:
     if last - first != slots.numel() - 1:
         return None
     return first if bool((slots[1:] - slots[:-1] == 1).all()) else None
+
+
+class Gather:
+    """Rows of a cache, through one buffer that every layer and request uses again.
+
+    Request by request, so that the rows are still in the CPU's cache when they are used: gathering
+    a whole batch first costs more than it saves.
+    """
+
+    def __init__(self) -> None:
+        self._buffer = torch.empty(0)
+
+    def __call__(self, cache: torch.Tensor, where: RequestKv, dtype: torch.dtype) -> torch.Tensor:
+        """Rows [len, heads, dim] as `dtype`; valid until the next call."""
+        length = where.slots.numel()
+        if where.run_start is not None:
+            return cache.narrow(0, where.run_start, length).to(dtype)
+        buffer, width = self._buffer, cache.shape[1] * cache.shape[2]
+        if buffer.numel() < length * width or buffer.dtype != cache.dtype:
+            self._buffer = buffer = cache.new_empty(length * width * 5 // 4)
+        rows = buffer[: length * width].view(length, *cache.shape[1:])
+        torch.index_select(cache, 0, where.slots, out=rows)
+        return rows.to(dtype)
 
 
 class CausalMask:
@@ -103,6 +114,7 @@ class SamCpuAttnBackend(TorchNativeAttnBackend):
         super().__init__(model_runner)
         self._plan: KvPlan | None = None
         self._mask = CausalMask()
+        self._keys, self._values = Gather(), Gather()
 
     def init_forward_metadata(self, forward_batch) -> None:
         super().init_forward_metadata(forward_batch)
@@ -143,21 +155,18 @@ class SamCpuAttnBackend(TorchNativeAttnBackend):
                 enable_gqa=enable_gqa, causal=causal, is_cross_attn=is_cross_attn,
                 sliding_window_size=sliding_window_size,
             )  # fmt: skip
-        plan = self._plan_for(req_to_token, req_pool_indices, seq_lens)
-        keys, values = plan.gather(k_cache, query.dtype), plan.gather(v_cache, query.dtype)
-        kv_start = q_start = 0
-        for kv_end, rows in zip(plan.ends, extend_seq_lens.tolist(), strict=True):
-            q_end = q_start + rows
-            self._extend_one(
-                query[q_start:q_end],
-                output[q_start:q_end],
-                _heads_first(keys[kv_start:kv_end]),
-                _heads_first(values[kv_start:kv_end]),
-                scaling,
-                causal,
-            )
-            kv_start, q_start = kv_end, q_end
+        plan, start = self._plan_for(req_to_token, req_pool_indices, seq_lens), 0
+        for where, rows in zip(plan.requests, extend_seq_lens.tolist(), strict=True):
+            end = start + rows
+            key, value = self._kv_of(where, k_cache, v_cache, query.dtype)
+            self._extend_one(query[start:end], output[start:end], key, value, scaling, causal)
+            start = end
         return output
+
+    def _kv_of(self, where: RequestKv, k_cache, v_cache, dtype) -> tuple:
+        """Keys and values of one request, [kv_heads, 1, len, dim] each."""
+        keys, values = self._keys(k_cache, where, dtype), self._values(v_cache, where, dtype)
+        return keys.transpose(0, 1).unsqueeze(1), values.transpose(0, 1).unsqueeze(1)
 
     def _extend_one(self, query, output, key, value, scaling, causal) -> None:
         """One request: `query` [n, heads, dim], `key` [kv_heads, 1, len, dim], `value` alike."""
@@ -199,23 +208,15 @@ class SamCpuAttnBackend(TorchNativeAttnBackend):
                 is_cross_attn=is_cross_attn, sliding_window_size=sliding_window_size,
             )  # fmt: skip
         plan = self._plan_for(req_to_token, req_pool_indices, seq_lens)
-        keys, values = plan.gather(k_cache, query.dtype), plan.gather(v_cache, query.dtype)
-        start = 0
-        for i, end in enumerate(plan.ends):
-            key, value = _heads_first(keys[start:end]), _heads_first(values[start:end])
+        for i, where in enumerate(plan.requests):
+            key, value = self._kv_of(where, k_cache, v_cache, query.dtype)
             _sdpa_single(query[i], output[i], key, value, scaling)
-            start = end
         return output
 
 
 def _stock_only(encoder_lens, is_cross_attn: bool, sliding_window_size: int | None) -> bool:
     windowed = sliding_window_size is not None and sliding_window_size > -1
     return encoder_lens is not None or is_cross_attn or windowed
-
-
-def _heads_first(rows: torch.Tensor) -> torch.Tensor:
-    """[len, kv_heads, dim] as [kv_heads, 1, len, dim], a view."""
-    return rows.transpose(0, 1).unsqueeze(1)
 
 
 def _sdpa(query, output, key, value, scaling, mask=None, is_causal=False) -> None:

@@ -13,7 +13,7 @@ from sglang.srt.layers.radix_attention import AttentionType
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, ReqToTokenPool
 
 from sam.platform import attention, shims
-from sam.platform.attention import CausalMask, SamCpuAttnBackend, make_plan
+from sam.platform.attention import CausalMask, Gather, SamCpuAttnBackend, make_plan
 
 CONTEXT = 1024
 TOLERANCE = {"atol": 1e-5, "rtol": 1e-5}
@@ -57,9 +57,7 @@ class Batch:
             rng.shuffle(free)
         self.rows = rng.sample(range(1, len(lengths) + 1), len(lengths))
         out = []
-        for row, length, extend, count in zip(
-            self.rows, lengths, self.extends, pages, strict=True
-        ):
+        for row, length, extend, count in zip(self.rows, lengths, self.extends, pages, strict=True):
             mine = [free.pop(0) for _ in range(count)]
             slots = [p * page_size + i for p in mine for i in range(page_size)][:length]
             self.reqs.req_to_token[row, :length] = torch.tensor(slots, dtype=torch.int32)
@@ -125,9 +123,7 @@ SHAPES = [(4, 4, 16), (8, 4, 64), (8, 2, 32), (6, 1, 16), (7, 7, 80)]
 @pytest.mark.parametrize("seed", range(6))
 def test_extend_equals_stock(seed, shape, page_size):
     rng = random.Random(1000 * seed + page_size)
-    lengths = [
-        rng.choice([1, 2, 17, 64, rng.randint(1, 700)]) for _ in range(rng.randint(1, 5))
-    ]
+    lengths = [rng.choice([1, 2, 17, 64, rng.randint(1, 700)]) for _ in range(rng.randint(1, 5))]
     extends = [rng.choice([1, n, rng.randint(1, n)]) for n in lengths]
     heads, kv_heads, head_dim = shape
     Batch(
@@ -165,9 +161,7 @@ def test_extend_longer_than_one_query_block():
 
 
 def test_encoder_only_layer_sees_the_future():
-    batch = Batch(
-        5, heads=4, kv_heads=2, head_dim=16, page_size=1, lengths=[20, 9], extends=[7, 9]
-    )
+    batch = Batch(5, heads=4, kv_heads=2, head_dim=16, page_size=1, lengths=[20, 9], extends=[7, 9])
     batch.layer.attn_type = AttentionType.ENCODER_ONLY
     batch.assert_same("extend")
 
@@ -196,26 +190,23 @@ def test_result_does_not_depend_on_the_batch():
 
 
 def test_bfloat16_cache_with_float32_query():
-    batch = Batch(
-        8, heads=4, kv_heads=2, head_dim=16, page_size=1, lengths=[33, 8], extends=[4, 8]
-    )
+    batch = Batch(8, heads=4, kv_heads=2, head_dim=16, page_size=1, lengths=[33, 8], extends=[4, 8])
     for buffers in (batch.kv.k_buffer, batch.kv.v_buffer):
         buffers[0] = buffers[0].bfloat16()
     batch.kv.dtype = batch.kv.store_dtype = torch.bfloat16
     batch.assert_same("extend")
 
 
-def test_plan_knows_consecutive_slots():
+def test_consecutive_slots_are_read_in_place():
     table = torch.zeros((3, 8), dtype=torch.int32)
     table[1, :4] = torch.tensor([5, 6, 7, 8])
-    table[2, :2] = torch.tensor([9, 10])
-    both = make_plan(table, torch.tensor([1, 2]), torch.tensor([4, 2]))
-    assert (both.run_start, both.ends) == (5, [4, 6])
-    swapped = make_plan(table, torch.tensor([2, 1]), torch.tensor([2, 4]))
-    assert (swapped.run_start, swapped.ends) == (None, [2, 6])
-    cache = torch.arange(40.0).reshape(20, 2)
-    assert torch.equal(both.gather(cache, torch.float32), cache[5:11])
-    assert torch.equal(swapped.gather(cache, torch.float32), cache[[9, 10, 5, 6, 7, 8]])
+    table[2, :3] = torch.tensor([9, 11, 10])
+    run, scattered = make_plan(table, torch.tensor([1, 2]), torch.tensor([4, 3])).requests
+    assert (run.run_start, scattered.run_start) == (5, None)
+    cache, gather = torch.arange(40.0).reshape(20, 1, 2), Gather()
+    assert gather(cache, run, torch.float32).data_ptr() == cache[5].data_ptr()
+    assert torch.equal(gather(cache, scattered, torch.float32), cache[[9, 11, 10]])
+    assert gather(cache, scattered, torch.bfloat16).dtype == torch.bfloat16
 
 
 def test_new_forward_makes_a_new_plan():
@@ -225,7 +216,7 @@ def test_new_forward_makes_a_new_plan():
         forward_batch.seq_lens[0] = length
         backend.init_forward_metadata(forward_batch)
         backend.forward_decode(batch.q, None, None, batch.layer, forward_batch, False)
-        assert backend._plan.ends == [length]
+        assert [r.slots.numel() for r in backend._plan.requests] == [length]
 
 
 @pytest.mark.parametrize(("rows", "prefix"), [(1, 0), (3, 5), (256, 2000), (2, 4000), (5, 0)])
