@@ -108,7 +108,7 @@ class Environment:
         patched = info.name.startswith(f"{ENGINE}-")
         with record.open(newline="") as file:
             for path, _, size, *_ in csv.reader(file):
-                if not size:
+                if not size or path.endswith(".pyc"):
                     continue
                 try:
                     found = (self.site / path).stat().st_size
