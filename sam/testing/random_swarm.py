@@ -8,6 +8,7 @@ change a prompt: a session's next prompt depends on its own answers only.
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -124,3 +125,18 @@ def manage(
         },
     )
     return reply["kv_hints"]
+
+
+def settled_summary(server: ServerProcess, timeout_s: float = 20.0) -> dict[str, Any]:
+    """The summary of `/sessions` once no hint action is under way any more.
+
+    Raises TimeoutError with the summary if that does not come about.
+    """
+    deadline = time.monotonic() + timeout_s
+    while True:
+        summary = server.request("/sessions")["summary"]
+        if not summary["pending_actions"]:
+            return summary
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"hint actions still pending: {summary}")
+        time.sleep(0.02)
