@@ -117,6 +117,7 @@ class HintManager:
             results = [
                 self._execute(a, binding.envelope_id, binding.route) for a in binding.edits
             ]
+            results = self._newest(binding.edits, binding.envelope_id, results)
             self._report(binding.envelope_id, binding.rejections + results, binding.route)
         if binding.key is not None:
             self._run_waiting(binding.key)
@@ -158,7 +159,7 @@ class HintManager:
                 results.append(_rejected(raw.action_id, raw.action_type, "unknown_action"))
             else:
                 results.append(self._execute(action, envelope.message_id, route))
-        return results
+        return self._newest([action for action, _ in entries], envelope.message_id, results)
 
     def poll(self) -> None:
         """Move tasks on; called after every event that may have freed a lock."""
@@ -228,9 +229,11 @@ class HintManager:
         if not refs:
             return not_done(ActionStatus.MISSING, "not_live")
         for ref in refs:
+            self._leased.pop(ref.key, None)
             self._drop_waiting(ref.key, "ended")
         ended = {(ref.key, ref.generation) for ref in refs}
-        draining = {rid for rid, b in self.requests.items() if (b.key, b.generation) in ended}
+        running = self.requests.items()
+        draining = {rid: b.key for rid, b in running if (b.key, b.generation) in ended}
         return EvictTask(self._cache, refs, draining)
 
     def _start_move(self, action: SessionAction, envelope_id: str, route: Any) -> Any:
@@ -262,9 +265,10 @@ class HintManager:
             budget = self._cache.prefetch_budget_tokens()
             return PrefetchTask(self._cache, ref, budget_tokens=budget)
         if not self.table.mark_offloaded(key, action.time_s):
-            if key == action.key:
-                waiting = self._after_run.setdefault(key, [])
-                waiting.append(_Ticket(action, envelope_id, route, None))
+            if key != action.key:
+                return not_done(ActionStatus.DROPPED, "running")
+            waiting = self._after_run.setdefault(key, [])
+            waiting.append(_Ticket(action, envelope_id, route, None))
             return not_done(ActionStatus.DEFERRED, "running")
         self._refresh_class(key)
         return OffloadTask(self._cache, ref, release_now=action.release == "now")
@@ -273,14 +277,14 @@ class HintManager:
 
     def _after_bind(self, key: SessionKey, time_s: float) -> None:
         for ref in self.table.take_dropped():
-            self._cache.tree_core.tags.release(ref)
+            self._let_go(ref)
         self._refresh_class(key)
         self._age(time_s)
 
     def _age(self, time_s: float) -> None:
         """End idle sessions by message time; their KV goes first under pressure."""
         for ref in self.table.expire(time_s, _EXPIRE_PER_MESSAGE):
-            self._cache.tree_core.tags.release(ref)
+            self._let_go(ref)
         n_expired = self.table.counters["leases_expired"]
         if n_expired == self._n_leases_expired:
             return
@@ -288,11 +292,16 @@ class HintManager:
         for key in list(self._leased):
             session = self.table.get(key)
             if session is None or session.state is not SessionState.RESUMING:
-                del self._leased[key]
                 self._refresh_class(key)
+
+    def _let_go(self, ref: SessionRef) -> None:
+        self._leased.pop(ref.key, None)
+        self._cache.tree_core.tags.release(ref)
 
     def _refresh_class(self, key: SessionKey) -> None:
         session = self.table.get(key)
+        if session is None or session.state is not SessionState.RESUMING:
+            self._leased.pop(key, None)
         cls = class_of_state(session.state) if session is not None else None
         if cls is not None:
             self._cache.tree_core.tags.set_class(session.ref, cls)
@@ -301,9 +310,8 @@ class HintManager:
         """A request ended; if its session's generation is over, its KV goes as well."""
         for ticket in self._tickets:
             if isinstance(ticket.task, EvictTask) and rid in ticket.task.draining:
-                ticket.task.draining.discard(rid)
-                if ref.key in ticket.task.keys:
-                    ticket.task.absorb(ref)
+                del ticket.task.draining[rid]
+                ticket.task.absorb(ref)
         session = self.table.get(ref.key)
         if session is None or session.ref != ref or not session.live:
             tags = self._cache.tree_core.tags
@@ -336,6 +344,20 @@ class HintManager:
         if len(self._seen) > self._config.max_remembered_actions:
             self._seen.popitem(last=False)
         return self._count(result)
+
+    def _newest(
+        self,
+        actions: list[SessionAction | None],
+        envelope_id: str,
+        results: list[ActionResult],
+    ) -> list[ActionResult]:
+        """Results by what is known now: a later action may have dropped an earlier one."""
+        return [
+            result
+            if action is None
+            else self._seen.get((action.key.tenant, envelope_id, action.action_id), result)
+            for action, result in zip(actions, results, strict=True)
+        ]
 
     def _count(self, result: ActionResult) -> ActionResult:
         counted = (result.action_type, result.status.value)

@@ -65,6 +65,7 @@ class SessionRadixCache(UnifiedRadixCache):
     def on_release(self, req: Any, *, checkpointed: bool) -> None:
         super().on_release(req, checkpointed=checkpointed)
         self._request_over(req)
+        self._guard(self.hints.poll)
 
     def claim_kv_row(self, req: Any) -> bool:
         claimed = super().claim_kv_row(req)
@@ -188,10 +189,11 @@ class SessionRadixCache(UnifiedRadixCache):
             self.tree_core.tags.set_branch(ref, node, cls)
 
     def _request_over(self, req: Any) -> None:
-        """Only a finished request is over; a retracted one comes back."""
-        if not self.hints.requests or not req.finished():
+        """A retracted request comes back, unless it is released with a pending abort
+        (out of memory even alone): nobody else tells of that one."""
+        reason = req.finished_reason or req.to_finish
+        if not self.hints.requests or reason is None:
             return
-        reason = req.finished_reason
         self._guard(
             self.hints.request_released,
             req.rid,

@@ -60,7 +60,8 @@ class OwnershipTags:
         self._branches: dict[SessionRef, Branches] = {}
         self._anchored: dict[int, dict[Tag, None]] = {}
         self._counts: dict[int, list[int]] = {}
-        self._released: dict[int, None] = {}
+        self._released: dict[int, SessionRef] = {}
+        self._released_of: dict[SessionRef, dict[int, Any]] = {}
 
     # -- queries ------------------------------------------------------------------
 
@@ -116,6 +117,11 @@ class OwnershipTags:
                 own[node.id] = own.get(node.id, 0) + 1
         return {i for i, n in own.items() if n == sum(self._counts[i])}
 
+    def released_nodes(self, ref: SessionRef) -> list[Any]:
+        """Nodes that nobody owns since this session let go of them, fragments of later
+        splits included."""
+        return list(self._released_of.get(ref, {}).values())
+
     # -- changes ------------------------------------------------------------------
 
     def set_branch(self, ref: SessionRef, leaf: Any, cls: int) -> None:
@@ -165,13 +171,13 @@ class OwnershipTags:
             self._remove(tag)
         free = [node for node in nodes if node.id not in self._counts]
         for node in free:
-            self._released[node.id] = None
+            self._mark_released(ref, node)
         return free
 
     def unrelease(self, nodes: Iterable[Any]) -> None:
         """Nodes that were to be freed are wanted again: back to plain order."""
         for node in nodes:
-            self._released.pop(node.id, None)
+            self._unmark_released(node)
 
     # -- told by the tree ---------------------------------------------------------
 
@@ -180,12 +186,13 @@ class OwnershipTags:
         counts = self._counts.get(lower.id)
         if counts is not None:
             self._counts[upper.id] = list(counts)
-        if lower.id in self._released:
-            self._released[upper.id] = None
+        ref = self._released.get(lower.id)
+        if ref is not None:
+            self._mark_released(ref, upper)
 
     def on_delete(self, node: Any) -> None:
         """A leaf is about to go: branches that ended there end at its parent."""
-        self._released.pop(node.id, None)
+        self._unmark_released(node)
         self._counts.pop(node.id, None)
         parent = node.parent
         for tag in self._anchored.pop(node.id, ()):
@@ -215,8 +222,23 @@ class OwnershipTags:
         n_indexed = sum(len(tags) for tags in self._anchored.values())
         assert n_indexed == sum(len(b.tags()) for b in self._branches.values())
         assert not [i for i in self._released if i not in nodes], "released node is dead"
+        assert not self._released.keys() & counts.keys(), "released node is owned"
+        released = {i: ref for ref, of in self._released_of.items() for i in of}
+        assert released == self._released and all(self._released_of.values())
 
     # -- inside -------------------------------------------------------------------
+
+    def _mark_released(self, ref: SessionRef, node: Any) -> None:
+        self._released[node.id] = ref
+        self._released_of.setdefault(ref, {})[node.id] = node
+
+    def _unmark_released(self, node: Any) -> None:
+        ref = self._released.pop(node.id, None)
+        if ref is not None:
+            of_ref = self._released_of[ref]
+            del of_ref[node.id]
+            if not of_ref:
+                del self._released_of[ref]
 
     def _supersede(self, branches: Branches, former: Tag) -> None:
         branches.superseded.append(
@@ -229,7 +251,7 @@ class OwnershipTags:
         self._anchored.setdefault(tag.anchor.id, {})[tag] = None
         for node in path_up(tag.anchor):
             self._counts.setdefault(node.id, [0] * _N_CLASSES)[tag.cls] += 1
-            self._released.pop(node.id, None)
+            self._unmark_released(node)
         return tag
 
     def _remove(self, tag: Tag) -> None:

@@ -46,42 +46,46 @@ def not_done(status: ActionStatus, reason: str) -> Outcome:
 class EvictTask:
     """Free what only ended sessions used, deepest node first, on device and host.
 
-    Nodes in use stay for later polls. `draining` holds the ids of requests that still run
-    for an ended generation: their KV joins through `absorb` when they end.
+    Nodes in use stay for later polls. `draining`: the requests that still run for an ended
+    generation, and for which id: their KV joins through `absorb` when they end.
     """
 
-    def __init__(self, cache: Any, refs: list[SessionRef], draining: set[str]) -> None:
+    def __init__(self, cache: Any, refs: list[SessionRef], draining: dict[str, SessionKey]) -> None:
         self._cache = cache
         self.keys = {ref.key for ref in refs}
         self.draining = draining
-        self._waiting: list[tuple[Any, SessionKey]] = []
+        self._refs: dict[SessionRef, None] = {}
         self._cancelled = False
         self._freed = [0, 0]
         for ref in refs:
             self.absorb(ref)
 
     def absorb(self, ref: SessionRef) -> None:
-        """Release the tags of one ended generation and queue its nodes for freeing."""
-        nodes = self._cache.tree_core.tags.release(ref)
-        self._waiting += [(node, ref.key) for node in nodes]
+        """Release the tags of one ended generation: its private nodes are to be freed."""
+        self._cache.tree_core.tags.release(ref)
+        self._refs[ref] = None
 
     def cancel(self, key: SessionKey) -> None:
         """The session is used again: keep what was not freed yet."""
-        kept = [node for node, owner in self._waiting if owner == key]
-        if kept or self.draining:
+        tags = self._cache.tree_core.tags
+        for ref in [ref for ref in self._refs if ref.key == key]:
+            kept = tags.released_nodes(ref)
+            self._cancelled |= bool(kept)
+            tags.unrelease(kept)
+            del self._refs[ref]
+        for rid in [rid for rid, of_key in self.draining.items() if of_key == key]:
             self._cancelled = True
-        self._cache.tree_core.tags.unrelease(kept)
-        self._waiting = [(node, owner) for node, owner in self._waiting if owner != key]
+            del self.draining[rid]
         self.keys.discard(key)
 
     def poll(self) -> Outcome | None:
         """Free what can be freed now; the outcome once nothing is left to wait for."""
         core = self._cache.tree_core
-        self._waiting.sort(key=lambda item: -sum(1 for _ in path_up(item[0])))
-        left: list[tuple[Any, SessionKey]] = []
+        nodes = [node for ref in self._refs for node in core.tags.released_nodes(ref)]
+        nodes.sort(key=lambda node: -sum(1 for _ in path_up(node)))
         left_ids: set[int] = set()
-        for node, key in self._waiting:
-            if core.find_node(node.id) is not node or core.tags.is_owned(node):
+        for node in nodes:
+            if core.find_node(node.id) is not node:
                 continue
             result = core.drop_leaf(node)
             self._cache.drain(result)
@@ -91,10 +95,8 @@ class EvictTask:
             elif core.is_locked(node) or any(
                 child.id in left_ids for child in node.children.values()
             ):
-                left.append((node, key))
                 left_ids.add(node.id)
-        self._waiting = left
-        if left or self.draining:
+        if left_ids or self.draining:
             return None
         return self._outcome()
 
@@ -132,6 +134,8 @@ class OffloadTask:
         if not self._cache.has_host_tier():
             self._clipped = "no_host_tier"
             return
+        pending = [node.write_through_pending_id for node in path_up(leaf)]
+        self._in_flight = [ack_id for ack_id in pending if ack_id is not None]
         for node_id in core.unbacked_chain(leaf):
             n_tokens = self._cache.back_up_node(node_id)
             if n_tokens == 0:
@@ -142,7 +146,8 @@ class OffloadTask:
 
     def cancel(self, key: SessionKey) -> None:
         """The session is used again: host copies are no harm, device copies stay."""
-        self._release_now = False
+        if self._release_now:
+            self._release_now, self._clipped = False, self._clipped or "resumed"
 
     def poll(self) -> Outcome | None:
         writing = self._cache.ongoing_write_through
@@ -150,8 +155,8 @@ class OffloadTask:
         if self._in_flight:
             return None
         freed = self._demote() if self._release_now else 0
-        status = ActionStatus.CLIPPED if self._clipped else ActionStatus.DONE
         tokens = TierTokens(device=freed, host=self._backed_up)
+        status = ActionStatus.CLIPPED if self._clipped else ActionStatus.DONE
         return Outcome(status=status, tokens=tokens, reason=self._clipped)
 
     def _demote(self) -> int:
@@ -165,7 +170,11 @@ class OffloadTask:
         for node in list(path_up(leaf)):
             if node.evicted:
                 continue
-            if node.id not in private or not self._cache.can_demote(node):
+            if node.id not in private:
+                break
+            if not self._cache.can_demote(node):
+                if core.is_locked(node):
+                    self._clipped = self._clipped or "in_use"
                 break
             freed += self._cache.demote_node(node)
         return freed
