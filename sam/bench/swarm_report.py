@@ -135,7 +135,9 @@ def cost_table(report: Mapping[str, Any]) -> Table | None:
     cost = report.get("hit_vs_recompute")
     if cost is None:
         return None
-    table = Table(title=f"The same {cost['prompt_tokens']}-token prompt, TTFT (median)")
+    table = Table(
+        title=f"The same {cost['prompt_tokens']}-token prompt, TTFT (median)", min_width=44
+    )
     table.add_column("")
     table.add_column("s", justify="right")
     table.add_column("of recompute", justify="right")
