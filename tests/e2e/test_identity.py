@@ -1,7 +1,5 @@
 """Same tokens with sam, without it, and without any cache; stock counts where sam is off."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -9,7 +7,8 @@ import sglang
 
 from sam.testing.random_swarm import make_plan, run_swarm, settled_summary
 from sam.testing.server import ServerProcess
-from tests.e2e.conftest import REPO, STRICT_ENV
+from sam.testing.unpatched import make_unpatched_site
+from tests.e2e.conftest import STRICT_ENV
 
 pytestmark = pytest.mark.e2e
 SEEDS = (11, 12)
@@ -34,16 +33,9 @@ def uncached(server_args):
 
 @pytest.fixture(scope="module")
 def unpatched(tmp_path_factory):
-    """A tree of hard links to the installed SGLang with the patches taken back."""
-    site = tmp_path_factory.mktemp("unpatched")
-    package = Path(sglang.__file__).parent
-    subprocess.run(["cp", "-al", str(package), str(site / "sglang")], check=True)
-    for info in package.parent.glob("sglang-*.dist-info"):
-        subprocess.run(["cp", "-al", str(info), str(site / info.name)], check=True)
-    tool = [sys.executable, str(REPO / "scripts" / "patchtool.py")]
-    subprocess.run([*tool, "revert", "--target", str(site)], check=True)
+    site = make_unpatched_site(tmp_path_factory.mktemp("unpatched"))
     assert not (site / "sglang/srt/managers/kv_hint_ingress.py").exists()
-    assert (package / "srt/managers/kv_hint_ingress.py").exists()
+    assert (Path(sglang.__file__).parent / "srt/managers/kv_hint_ingress.py").exists()
     return site
 
 
