@@ -147,15 +147,11 @@ def _write_weights(folder: Path, spec: TinyModelSpec) -> None:
         for name, width in widths.items():
             # Queries and keys are doubled: peaked attention, so that outputs show wrong KV.
             gain = 2.0 * std if name in "qk" else std
-            weights[f"{layer}self_attn.{name}_proj.weight"] = normal(
-                width, spec.hidden, std=gain
-            )
+            weights[f"{layer}self_attn.{name}_proj.weight"] = normal(width, spec.hidden, std=gain)
             weights[f"{layer}self_attn.{name}_proj.bias"] = normal(width, std=0.02)
         weights[layer + "self_attn.o_proj.weight"] = normal(spec.hidden, widths["q"], std=std)
         for name in ("gate_proj", "up_proj"):
-            weights[f"{layer}mlp.{name}.weight"] = normal(
-                spec.intermediate, spec.hidden, std=std
-            )
+            weights[f"{layer}mlp.{name}.weight"] = normal(spec.intermediate, spec.hidden, std=std)
         weights[layer + "mlp.down_proj.weight"] = normal(
             spec.hidden, spec.intermediate, std=spec.intermediate**-0.5
         )
@@ -204,9 +200,7 @@ def _train_tokenizer(size: int) -> Any:
     tokenizer.normalizer = pattern.backend_tokenizer.normalizer
     tokenizer.pre_tokenizer = pattern.backend_tokenizer.pre_tokenizer
     tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=size, initial_alphabet=alphabet, show_progress=False
-    )
+    trainer = trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet, show_progress=False)
     tokenizer.train_from_iterator(_corpus(), trainer=trainer)
     fillers = size - tokenizer.get_vocab_size()
     tokenizer.add_tokens([f"<filler{i}>" for i in range(fillers)])
