@@ -153,6 +153,7 @@ class Rig:
                 if req.needs_host_load_back():
                     self._load_back(req)
                 req.lock = cache.lock(req.last_node)
+                req.reused = req.prefix_len
             finally:
                 cache.unlock(lock)
         rest = len(req.full_untruncated_fill_ids) - req.prefix_len
@@ -221,7 +222,7 @@ class Rig:
             self.queued[req.rid] = req
 
     def run(self, ids, *, session=None, n_out=4, how="stop", **bind):
-        """A whole request; returns it, `cached` says how many tokens it reused."""
+        """A whole request; returns it, `reused` says how many tokens it reused."""
         req = self.queue(ids, session=session, **bind)
         assert self.admit(req), "no room"
         self.decode(req, n_out)
@@ -253,6 +254,13 @@ class Rig:
     def hint(self, kind, session_id, **extra):
         """One management action; returns its first result."""
         return self.submit(self.envelope([(kind, session_id, extra)]))[0]
+
+    def outcome(self, kind, session_id, **extra):
+        """One management action and its final result, after as many steps as it takes."""
+        result = self.hint(kind, session_id, **extra)
+        for _ in range(4):
+            self.step()
+        return self.later_result() or result
 
     def submit(self, envelope):
         self.last_message_id = envelope["message_id"]

@@ -139,13 +139,14 @@ class SessionRadixCache(UnifiedRadixCache):
 
     def prefetch_budget_tokens(self) -> int:
         """Device tokens that a prefetch may take: free or less needed than any session that
-        runs or resumes, and at most the configured share of the pool."""
+        runs or resumes; all that resume hold at most the configured share of the pool."""
         core = self.tree_core
         free = self._component_available_size(BASE_COMPONENT_TYPE)
         evictable = core.full_evictable_size()
         total = free + evictable + core.full_protected_size()
-        room = free + evictable - self._busy_tokens()
-        return max(0, min(room, int(total * self.config.prefetch_pool_share)))
+        busy, resuming = self._busy_tokens()
+        share = int(total * self.config.prefetch_pool_share)
+        return max(0, min(free + evictable - busy, share - resuming))
 
     def send_results(self, envelope_id: str, results: list[ActionResult], route: Any) -> None:
         if self.kv_hint_sink is not None:
@@ -154,20 +155,23 @@ class SessionRadixCache(UnifiedRadixCache):
 
     # -- inside -------------------------------------------------------------------
 
-    def _busy_tokens(self) -> int:
-        """Unlocked device tokens on branches of sessions that run or resume."""
-        core, seen, total = self.tree_core, set(), 0
-        for ref in core.tags.refs():
-            session = self.hints.table.get(ref.key)
-            busy = session is not None and session.state in (
-                SessionState.RUNNING,
-                SessionState.RESUMING,
-            )
-            for node in core.tags.branch_nodes(ref) if busy else ():
-                if node.id not in seen and not core.is_locked(node):
+    def _busy_tokens(self) -> tuple[int, int]:
+        """Unlocked device tokens of sessions that run or resume; all of those that resume."""
+        core, seen, busy, resuming = self.tree_core, set(), 0, 0
+        states = (SessionState.RESUMING, SessionState.RUNNING)
+        for state in states:
+            for ref in core.tags.refs():
+                session = self.hints.table.get(ref.key)
+                if session is None or session.state is not state:
+                    continue
+                for node in core.tags.branch_nodes(ref):
+                    if node.id in seen:
+                        continue
                     seen.add(node.id)
-                    total += core.tokens_of(node)[0]
-        return total
+                    n_tokens = core.tokens_of(node)[0]
+                    busy += 0 if core.is_locked(node) else n_tokens
+                    resuming += n_tokens if state is SessionState.RESUMING else 0
+        return busy, resuming
 
     def _start_own_loads(self) -> None:
         """Start loads that no batch has started: a prefetch has none to wait for."""

@@ -76,6 +76,11 @@ class OwnershipTags:
         branches = self._branches.get(ref)
         return branches.current.anchor if branches and branches.current else None
 
+    def branch_ends(self, ref: SessionRef) -> list[Any]:
+        """The deepest node of each branch of the session, the current branch first."""
+        branches = self._branches.get(ref)
+        return [tag.anchor for tag in branches.tags()] if branches else []
+
     def n_tags(self, node: Any) -> int:
         """Branches at or below the node."""
         return sum(self._counts.get(node.id, ()))

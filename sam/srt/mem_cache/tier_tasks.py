@@ -114,7 +114,8 @@ class OffloadTask:
     """Make sure that the session's current branch has host copies, root to leaf.
 
     With `release_now` the device copies that nobody else needs go at once, as soon as the
-    copies have landed; otherwise they go first under pressure (their retention class).
+    copies have landed, those of branches that the session left too: they hang below what
+    is to go. Otherwise they go first under pressure (their retention class).
     """
 
     def __init__(self, cache: Any, ref: SessionRef, *, release_now: bool) -> None:
@@ -125,17 +126,19 @@ class OffloadTask:
         self._in_flight: list[int] = []
         self._backed_up = 0
         self._clipped = ""
-        leaf = cache.tree_core.tags.current(ref)
-        if leaf is not None:
-            self._back_up(leaf)
+        tags = cache.tree_core.tags
+        leaf = tags.current(ref)
+        leaves = tags.branch_ends(ref) if release_now else [leaf] if leaf is not None else []
+        if leaves and not cache.has_host_tier():
+            self._clipped = "no_host_tier"
+        else:
+            for leaf in leaves:
+                self._back_up(leaf)
 
     def _back_up(self, leaf: Any) -> None:
         core = self._cache.tree_core
-        if not self._cache.has_host_tier():
-            self._clipped = "no_host_tier"
-            return
         pending = [node.write_through_pending_id for node in path_up(leaf)]
-        self._in_flight = [ack_id for ack_id in pending if ack_id is not None]
+        self._in_flight += [ack_id for ack_id in pending if ack_id is not None]
         for node_id in core.unbacked_chain(leaf):
             n_tokens = self._cache.back_up_node(node_id)
             if n_tokens == 0:
@@ -160,23 +163,17 @@ class OffloadTask:
         return Outcome(status=status, tokens=tokens, reason=self._clipped)
 
     def _demote(self) -> int:
-        """Drop device copies of the private part of the branch, leaf first; tokens freed."""
+        """Drop device copies of the session's private part, leaf first; tokens freed."""
         core = self._cache.tree_core
-        leaf = core.tags.current(self.ref)
-        if leaf is None:
-            return 0
         private = core.tags.private_ids(self.ref)
         freed = 0
-        for node in list(path_up(leaf)):
-            if node.evicted:
+        for node in core.tags.branch_nodes(self.ref):
+            if node.id not in private or node.evicted:
                 continue
-            if node.id not in private:
-                break
-            if not self._cache.can_demote(node):
-                if core.is_locked(node):
-                    self._clipped = self._clipped or "in_use"
-                break
-            freed += self._cache.demote_node(node)
+            if self._cache.can_demote(node):
+                freed += self._cache.demote_node(node)
+            elif core.is_locked(node):
+                self._clipped = self._clipped or "in_use"
         return freed
 
 
