@@ -1,0 +1,169 @@
+"""With no session at all the cache is SGLang's own: same victims, same frees, same matches.
+
+A long random run on the real cache and, step by step, on a stock `UnifiedRadixCache` with
+the Python core.
+"""
+
+import random
+
+import pytest
+
+from sam.config import SamConfig
+
+N_OPS = 2_000
+
+
+class Twin:
+    """The same calls on sam's cache and on the stock one; every answer must agree."""
+
+    def __init__(self, make_rig, **settings):
+        self.rigs = [make_rig(**settings), make_rig(stock=True, **settings)]
+        self.sam, self.stock = self.rigs
+        self.queued, self.running, self.texts = [], [], [[]]
+        self.before, self.n_evicted = {}, 0
+
+    def both(self, call):
+        ours, theirs = [call(rig, i) for i, rig in enumerate(self.rigs)]
+        assert ours == theirs
+        return ours
+
+    def queue(self, ids):
+        self.queued.append([rig.queue(ids, rid=f"q{len(self.texts)}") for rig in self.rigs])
+        self.texts.append(ids)
+
+    def admit(self, pair, chunk):
+        def call(rig, i):
+            done = rig.admit(pair[i], chunk=chunk)
+            return done, pair[i].prefix_len, pair[i].extend_end, pair[i].host_loaded_length
+
+        if self.both(call)[0] and pair in self.queued:
+            self.queued.remove(pair)
+            self.running.append(pair)
+
+    def finish(self, pair, how):
+        self.texts.append(self.sam.full_ids(pair[0]))
+        for rig, req in zip(self.rigs, pair):
+            rig.finish(req, how) if rig.prefilled(req) else rig.abort_chunked(req)
+        self.running.remove(pair)
+
+    def retract(self, pair):
+        for rig, req in zip(self.rigs, pair):
+            rig.retract(req)
+        self.running.remove(pair)
+        self.queued.append(pair)
+
+    def state(self):
+        """Compare everything; count the nodes that left the device."""
+        nodes = self.both(lambda rig, i: _state(rig))[2]
+        slots = {slot for on_device, *_ in nodes.values() for slot in on_device or ()}
+        self.n_evicted += sum(
+            bool(on_device) and not slots & set(on_device) for on_device, *_ in self.before.values()
+        )
+        self.before = nodes
+
+
+def _state(rig):
+    """Free lists in order, and every node by its tokens: what sits where, locked or not."""
+    core, nodes = rig.cache.tree_core, {}
+    for node in core._node_arena.values():
+        if node is core.root_node:
+            continue
+        path, up = [], node
+        while up.parent is not None:
+            path.append(tuple(up.key.token_ids)[: len(up.key)])
+            up = up.parent
+        data = node.component_data[0]
+        on_device = None if data.value is None else tuple(data.value.tolist())
+        on_host = None if data.host_value is None else tuple(data.host_value.tolist())
+        nodes[tuple(reversed(path))] = (on_device, on_host, data.lock_ref, data.host_lock_ref)
+    host = rig.cache.cache_controller
+    n_host_free = host.mem_pool_host.available_size() if host else 0
+    return rig.allocator.get_all_free_pages().tolist(), n_host_free, nodes
+
+
+def random_text(twin, rng):
+    head = rng.choice(twin.texts[-30:])
+    cut = rng.choice([0, 5, 16, 40, 90])
+    return head[:cut] + [rng.randrange(3) * 50 + i for i in range(rng.randrange(1, 30))]
+
+
+def one_op(twin, rng):
+    op = rng.random()
+    prefilled = [p for p in twin.running if twin.sam.prefilled(p[0])]
+    chunked = [p for p in twin.running if p not in prefilled]
+    if op < 0.30 and len(twin.queued) + len(twin.running) < 6:
+        twin.queue(random_text(twin, rng))
+    elif op < 0.60 and (twin.queued or chunked):
+        pair = rng.choice(chunked or twin.queued)
+        if not pair[0].kv.holds_kv or twin.sam.has_room(pair[0]):
+            twin.admit(pair, rng.choice([None, None, 16]))
+    elif op < 0.72 and prefilled:
+        pair = rng.choice(prefilled)
+        if twin.sam.has_room(pair[0]):
+            for rig, req in zip(twin.rigs, pair):
+                rig.decode(req, 2)
+    elif op < 0.90 and twin.running:
+        twin.finish(rng.choice(twin.running), rng.choice(["stop", "length", "abort"]))
+    elif op < 0.93 and prefilled:
+        twin.retract(rng.choice(prefilled))
+    else:
+        for rig in twin.rigs:
+            rig.step()
+
+
+@pytest.mark.parametrize("hicache", ["off", "write_through", "write_through_selective", "write_back"])
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_order_without_sessions_is_stock(make_rig, page_size, hicache):
+    settings = {"page_size": page_size, "tokens": 256, "hicache": hicache != "off"}
+    if hicache != "off":
+        settings |= {"write_policy": hicache, "host_ratio": 1.5}
+    twin = Twin(make_rig, **settings)
+    rng = random.Random(f"{page_size}{hicache}")
+    for _ in range(N_OPS):
+        one_op(twin, rng)
+        twin.state()
+    assert twin.n_evicted > 100
+    drain(twin)
+    assert twin.sam.cache.hints.requests == {}
+
+
+def drain(twin):
+    for pair in list(twin.running):
+        twin.finish(pair, "stop")
+    for pair in twin.queued:
+        for rig, req in zip(twin.rigs, pair):
+            rig.abort_queued(req)
+    twin.state()
+
+
+def test_ten_thousand_sessions_opened_and_never_used_again(make_rig):
+    """(21) Bounded memory; the report still answers; the old ones aged out."""
+    config = SamConfig(raise_on_error=True, max_sessions=500, max_sessions_per_tenant=400)
+    rig = make_rig(tokens=256, hicache=False, config=config)
+    for i in range(10_000):
+        rig.hint("bind", f"s{i}", parent_session_id=f"p{i % 50}")
+        if i % 100 == 0:
+            rig.run([i % 90, i % 80, 3, 4], session=f"s{i}", n_out=1)
+    hints, table = rig.cache.hints, rig.cache.hints.table
+    assert len(table) <= 400
+    assert len(table._store.all.nodes) <= 400 + config.max_sessions
+    assert len(rig.cache.tree_core.tags) <= 400
+    assert len(hints._seen) <= config.max_remembered_actions
+    assert rig.session("s9999") is not None and rig.session("s0") is None
+    assert table.counters["dropped_capacity"] > 9_000
+    result = rig.hint("evict", "s0")
+    assert result.status == "missing"
+
+
+def test_a_pool_full_of_protected_sessions_still_serves(make_rig):
+    """(1) Never closed, larger than both tiers together; then a request without a hint."""
+    rig = make_rig(page_size=16, tokens=512, host_ratio=1.5)
+    for turn in range(4):
+        for i in range(12):
+            ids = [i * 1_000 + j for j in range(60 + 30 * turn)]
+            rig.run(ids, session=f"s{i}")
+            rig.hint("prefetch", f"s{(i + 5) % 12}")
+            rig.step()
+    fresh = rig.run([7_777 + j for j in range(400)])
+    assert fresh.finished()
+    assert rig.cache.tree_core.full_protected_size() <= 128
