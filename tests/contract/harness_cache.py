@@ -112,7 +112,7 @@ class Rig:
 
     # -- one request, as the scheduler drives it -----------------------------------
 
-    def queue(self, ids, *, session=None, envelope=None, rid=None, **bind):
+    def queue(self, ids, *, session=None, envelope=None, rid=None, max_new=64, **bind):
         """A request enters the queue; with `session`, bound as the ingress would."""
         if session is not None:
             envelope = self.envelope([("bind", session, bind)])
@@ -121,7 +121,7 @@ class Rig:
             rid,
             "",
             array("q", ids),
-            SamplingParams(max_new_tokens=64),
+            SamplingParams(max_new_tokens=max_new),
             kv_hints=envelope and decode_kv_hints_envelope(envelope),
         )
         self.cache.on_request_queued(req, is_retracted=False)

@@ -245,6 +245,29 @@ def test_edits_of_an_inference_run_after_it(make_rig, page_size):
         assert rig.allocator.available_size() == rig.tokens
 
 
+def test_edits_of_parallel_samples_run_after_the_last(make_rig, page_size):
+    """n > 1: upstream warms the prefix with a request of its own first."""
+    rig = make_rig(page_size=page_size)
+    envelope = rig.envelope([("bind", "a", {}), ("evict", "a", {})])
+    mark = {"action_id": "", "action_type": "sam.parallel", "action_version": "0.1"}
+    envelope["actions"].append(mark | {"payload": {}})
+    warmup = rig.queue(text(1), envelope=envelope, max_new=0)
+    rig.admit(warmup)
+    rig.finish(warmup, "length")
+    assert rig.session("a").state is SessionState.IDLE
+    samples = [rig.queue(text(1), envelope=envelope) for _ in range(2)]
+    for req in samples:
+        rig.admit(req)
+    rig.finish(samples[0])
+    assert rig.session("a").state is SessionState.RUNNING
+    assert rig.later_result(envelope["message_id"]) is None
+    rig.finish(samples[1])
+    rig.step()
+    assert rig.later_result(envelope["message_id"]).status == "done"
+    assert rig.session("a").generation == 1
+    assert rig.allocator.available_size() == rig.tokens
+
+
 def test_an_aborted_chunk_lets_a_waiting_evict_finish_without_hicache(make_rig, page_size):
     rig = make_rig(page_size=page_size, hicache=False)
     req = rig.queue(text(1, 96), session="a")

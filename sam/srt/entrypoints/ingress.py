@@ -13,8 +13,9 @@ import time
 import uuid
 from typing import Any
 
+import msgspec
 from sglang.srt.managers.kv_hint_ingress import KvHintIngress
-from sglang.srt.managers.kv_hints import decode_kv_hints_envelope
+from sglang.srt.managers.kv_hints import KvHintAction, decode_kv_hints_envelope
 
 from sam.config import SamConfig, load_config
 from sam.core.hints import (
@@ -26,9 +27,11 @@ from sam.core.hints import (
     parse_agent_hint,
     stamp_envelope,
 )
+from sam.core.validation import DEFAULT_LIMITS, HintReason, check_id
 from sam.srt.entrypoints.replies import generate_reply, openai_reply
-from sam.srt.entrypoints.results import HintResults
+from sam.srt.entrypoints.results import HintResults, wire_id
 from sam.srt.entrypoints.tenant import tenant_of
+from sam.srt.managers.bindings import PARALLEL_ACTION
 from sam.srt.observability.metrics import IngressMetrics
 
 logger = logging.getLogger(__name__)
@@ -87,6 +90,8 @@ class AgentHintIngress(KvHintIngress):
             return generate_reply(kv_hints["message_id"], kv_hints)
         try:
             obj.kv_hints = self._lower_inference(hint, obj.kv_hints, tenant)
+            if _is_parallel(obj.sampling_params):
+                obj.kv_hints = _marked(obj.kv_hints)
         except Exception:
             logger.exception("sam: a hint could not be lowered; the request is served without")
             self.metrics.rejected("internal_error")
@@ -96,7 +101,7 @@ class AgentHintIngress(KvHintIngress):
     def finish_request(self, obj: Any, meta_info: dict[str, Any]) -> None:
         envelope = getattr(obj, "kv_hints", None)
         if envelope is not None:
-            known = self.results.get(envelope.message_id, None, time.time())
+            known = self.results.get_wire(envelope.message_id, time.time())
             if known is not None:
                 meta_info["kv_hints"] = known
 
@@ -112,8 +117,9 @@ class AgentHintIngress(KvHintIngress):
 
     def submit_envelope(self, envelope: dict[str, Any], tenant: str) -> dict[str, Any]:
         """Send a client's envelope without inference; raises ValueError if it is malformed."""
-        decoded = decode_kv_hints_envelope(self._stamped(envelope, tenant))
-        return self._send(decoded, tenant)
+        decode_kv_hints_envelope(envelope)
+        message_id, stamped = self._stamped(envelope, tenant)
+        return self._send(message_id, decode_kv_hints_envelope(stamped), tenant)
 
     async def query(self, what: str, timeout_s: float = 5.0, **payload: int) -> dict[str, Any]:
         """Ask the scheduler; raises TimeoutError while it is too busy to answer."""
@@ -141,20 +147,25 @@ class AgentHintIngress(KvHintIngress):
         """Accept or reject a management request; returns what the response shows."""
         try:
             hint = parse_agent_hint(raw_hint)
-            return self._send(self._lowered(hint, tenant, manage_only=True), tenant)
+            message_id = uuid.uuid4().hex
+            envelope = _lowered(hint, wire_id(tenant, message_id), tenant, manage_only=True)
+            self._note_unknown_keys(hint)
+            return self._send(message_id, decode_kv_hints_envelope(envelope), tenant)
         except HintError as error:
             return self._rejection(error, tenant)
         except Exception:
             logger.exception("sam: a management request failed")
             return self._reject("internal_error", "see the server log", tenant)
 
-    def _send(self, envelope: Any, tenant: str) -> dict[str, Any]:
-        now_s = time.time()
-        self.results.open(envelope.message_id, tenant, _accepted(envelope.actions), now_s)
+    def _send(self, message_id: str, envelope: Any, tenant: str) -> dict[str, Any]:
+        self._open(message_id, envelope.actions, tenant)
         if envelope.actions:
             self._manager.send_kv_hints(envelope)
-        self.metrics.accepted(len(envelope.actions))
-        return self.results.get(envelope.message_id, None, now_s) or {}
+        return self.results.get(message_id, tenant, time.time()) or {}
+
+    def _open(self, message_id: str, actions: Any, tenant: str) -> None:
+        self.results.open(message_id, tenant, _accepted(actions), time.time())
+        self.metrics.accepted(len(actions))
 
     def _lower_inference(self, raw_hint: object, kv_hints: object, tenant: str) -> Any:
         """The envelope(s) of an inference: the client's own, stamped, plus the lowered hint."""
@@ -164,43 +175,54 @@ class AgentHintIngress(KvHintIngress):
         try:
             hint = parse_agent_hint(raw_hint)
         except HintError as error:
-            message_id = self._rejection(error, tenant)["message_id"]
-            return own if own is not None else _envelope(message_id, [])
-        lowered = lower(
-            hint,
-            message_id=uuid.uuid4().hex,
-            now_s=time.time(),
-            tenant=tenant,
-            manage_only=False,
-        )
-        if isinstance(own, dict):
+            return own if own is not None else self._rejected_envelope(error, tenant)
+        self._note_unknown_keys(hint)
+        if isinstance(own, list):
+            return [self._with_hint(hint, one, tenant) for one in own]
+        return self._with_hint(hint, own, tenant)
+
+    def _with_hint(self, hint: AgentHint, own: Any, tenant: str) -> Any:
+        """One envelope of the lowered hint and the client's own actions, if any."""
+        message_id = uuid.uuid4().hex
+        lowered = _lowered(hint, wire_id(tenant, message_id), tenant, manage_only=False)
+        if own is not None:
+            message_id = own["message_id"].removeprefix(wire_id(tenant, ""))
             lowered["message_id"] = own["message_id"]
             lowered["actions"] = [
                 {**action, "action_id": f"hint-{action['action_id']}"}
                 for action in lowered["actions"]
             ] + own["actions"]
         envelope = decode_kv_hints_envelope(lowered)
-        self._note_unknown_keys(hint)
-        self.results.open(envelope.message_id, tenant, _accepted(envelope.actions), time.time())
-        self.metrics.accepted(len(envelope.actions))
-        return envelope if not isinstance(own, list) else [envelope] * len(own)
+        self._open(message_id, envelope.actions, tenant)
+        return envelope
 
     def _stamp_client(self, kv_hints: object, tenant: str) -> Any:
-        """The client's envelope(s), ours to trust; a malformed one is left for upstream."""
+        """The client's envelope(s), ours to trust; what upstream refuses is left to it."""
         if isinstance(kv_hints, list):
             return [self._stamp_client(item, tenant) for item in kv_hints]
         if not kv_hints:
             return None
         try:
-            stamped = self._stamped(kv_hints, tenant)
-            envelope = decode_kv_hints_envelope(stamped)
+            decode_kv_hints_envelope(kv_hints)
         except ValueError:
             return kv_hints
-        self.results.open(envelope.message_id, tenant, _accepted(envelope.actions), time.time())
+        try:
+            message_id, stamped = self._stamped(kv_hints, tenant)
+        except HintError as error:
+            return self._rejected_envelope(error, tenant)
+        self._open(message_id, decode_kv_hints_envelope(stamped).actions, tenant)
         return stamped
 
-    def _stamped(self, envelope: object, tenant: str) -> dict[str, Any]:
+    def _stamped(self, envelope: object, tenant: str) -> tuple[str, dict[str, Any]]:
+        """The client's message id, and the envelope as it goes to the scheduler."""
         stamped = stamp_envelope(envelope, tenant=tenant, now_s=time.time())
+        message_id = check_id(
+            stamped["message_id"],
+            DEFAULT_LIMITS.max_id_bytes,
+            "message_id",
+            HintReason.BAD_ENVELOPE,
+        )
+        stamped["message_id"] = wire_id(tenant, message_id)
         stamped["actions"] = [
             action
             for action in stamped["actions"]
@@ -209,23 +231,16 @@ class AgentHintIngress(KvHintIngress):
         for action in stamped["actions"]:
             if action["payload"] is None:
                 action["payload"] = {}
-        return stamped
-
-    def _lowered(self, hint: AgentHint, tenant: str, *, manage_only: bool) -> Any:
-        self._note_unknown_keys(hint)
-        return decode_kv_hints_envelope(
-            lower(
-                hint,
-                message_id=uuid.uuid4().hex,
-                now_s=time.time(),
-                tenant=tenant,
-                manage_only=manage_only,
-            )
-        )
+        return message_id, stamped
 
     def _note_unknown_keys(self, hint: AgentHint) -> None:
         if hint.unknown_keys:
             self.metrics.unknown_keys(len(hint.unknown_keys))
+
+    def _rejected_envelope(self, error: HintError, tenant: str) -> dict[str, Any]:
+        """Nothing to do, under an id by which the inference's response finds the reason."""
+        message_id = self._rejection(error, tenant)["message_id"]
+        return _envelope(wire_id(tenant, message_id), [])
 
     def _rejection(self, error: HintError, tenant: str) -> dict[str, Any]:
         return self._reject(error.reason.value, error.detail, tenant)
@@ -241,7 +256,7 @@ class AgentHintIngress(KvHintIngress):
             "detail": detail,
         }
         self.results.open(message_id, tenant, [action], now_s)
-        return self.results.get(message_id, None, now_s) or {}
+        return self.results.get(message_id, tenant, now_s) or {}
 
 
 def _envelope(message_id: str, actions: list[dict[str, Any]]) -> dict[str, Any]:
@@ -250,6 +265,32 @@ def _envelope(message_id: str, actions: list[dict[str, Any]]) -> dict[str, Any]:
         "message_id": message_id,
         "actions": actions,
     }
+
+
+def _lowered(hint: AgentHint, wire: str, tenant: str, *, manage_only: bool) -> dict[str, Any]:
+    return lower(
+        hint, message_id=wire, now_s=time.time(), tenant=tenant, manage_only=manage_only
+    )
+
+
+def _is_parallel(sampling_params: object) -> bool:
+    """Whether more than one answer is asked for: upstream runs a warm-up of the prefix first."""
+    items = sampling_params if isinstance(sampling_params, list) else [sampling_params]
+    counts = [item.get("n") for item in items if isinstance(item, dict)]
+    return any(isinstance(n, int) and n > 1 for n in counts)
+
+
+def _marked(kv_hints: Any) -> Any:
+    """Tell the scheduler that the envelope comes with several requests, a warm-up first."""
+    if isinstance(kv_hints, list):
+        return [_marked(item) for item in kv_hints]
+    if not kv_hints:
+        return kv_hints
+    envelope = decode_kv_hints_envelope(kv_hints)
+    mark = KvHintAction(
+        action_id="", action_type=PARALLEL_ACTION, action_version=PROTOCOL_VERSION, payload={}
+    )
+    return msgspec.structs.replace(envelope, actions=[*envelope.actions, mark])
 
 
 def _accepted(actions: Any) -> list[dict[str, Any]]:

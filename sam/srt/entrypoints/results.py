@@ -1,7 +1,8 @@
 """Outcomes of hints, by message id, for a bounded time.
 
 Owns what `GET /kv_hints/{message_id}` shows and what goes into responses. Must never hold
-more than its bounds, nor show a tenant another one's outcome. Time comes in as an argument.
+more than its bounds, nor show a tenant another one's outcome: clients choose message ids, so
+on the wire each id is scoped by its tenant. Time comes in as an argument.
 """
 
 from __future__ import annotations
@@ -10,6 +11,11 @@ from collections import OrderedDict
 from typing import Any
 
 _OPEN_STATUSES = ("accepted", "deferred")
+
+
+def wire_id(tenant: str, message_id: str) -> str:
+    """The message id that the scheduler sees; two tenants' equal ids differ."""
+    return f"{tenant}:{message_id}"
 
 
 class HintResults:
@@ -30,33 +36,38 @@ class HintResults:
     ) -> None:
         """Remember a message as taken; known ids keep what is known of their actions."""
         self._prune(now_s)
-        _, _, known = self._messages.pop(message_id, (tenant, now_s, {}))
+        wire = wire_id(tenant, message_id)
+        _, _, known = self._messages.pop(wire, (message_id, now_s, {}))
         for action in actions:
             known.setdefault(action["action_id"], action)
-        self._messages[message_id] = (tenant, now_s, known)
+        self._messages[wire] = (message_id, now_s, known)
         while len(self._messages) > self._capacity:
             self._messages.popitem(last=False)
 
-    def update(self, message_id: str, actions: list[dict[str, Any]], now_s: float) -> None:
+    def update(self, wire: str, actions: list[dict[str, Any]], now_s: float) -> None:
         """News from a scheduler. Of several data-parallel ranks, one that found the session
-        outweighs those that did not."""
-        if message_id not in self._messages:
+        outweighs those that did not, and a final outcome does not open again."""
+        if wire not in self._messages:
             return
-        tenant, _, known = self._messages.pop(message_id)
+        message_id, _, known = self._messages.pop(wire)
         for action in actions:
             before = known.get(action["action_id"])
             found = before is not None and before["status"] not in (*_OPEN_STATUSES, "missing")
-            if not (found and action["status"] == "missing"):
+            if not (found and action["status"] in (*_OPEN_STATUSES, "missing")):
                 known[action["action_id"]] = action
-        self._messages[message_id] = (tenant, now_s, known)
+        self._messages[wire] = (message_id, now_s, known)
 
-    def get(self, message_id: str, tenant: str | None, now_s: float) -> dict[str, Any] | None:
-        """The message as its owner sees it (any owner if `tenant` is None), or None."""
+    def get(self, message_id: str, tenant: str, now_s: float) -> dict[str, Any] | None:
+        """The message as its owner sees it, or None."""
+        return self.get_wire(wire_id(tenant, message_id), now_s)
+
+    def get_wire(self, wire: str, now_s: float) -> dict[str, Any] | None:
+        """The same by the id that the scheduler sees."""
         self._prune(now_s)
-        entry = self._messages.get(message_id)
-        if entry is None or (tenant is not None and entry[0] != tenant):
+        entry = self._messages.get(wire)
+        if entry is None:
             return None
-        return {"message_id": message_id, "actions": list(entry[2].values())}
+        return {"message_id": entry[0], "actions": list(entry[2].values())}
 
     def _prune(self, now_s: float) -> None:
         while self._messages:

@@ -12,6 +12,11 @@ from sam.core.sessions import SessionKey
 from sam.core.validation import HintError
 
 
+PARALLEL_ACTION = "sam.parallel"
+"""Internal action type: the envelope comes with n > 1 requests and a warm-up before them.
+The ingress strips it from what clients send."""
+
+
 class Binding:
     """A request with hints. `edits` run once it is over; `generation` is set at queueing.
 
@@ -60,8 +65,9 @@ def binding_of(req: Any) -> Binding | None:
     envelope = req.kv_hints
     if envelope is None:
         return None
+    raw = [a for a in envelope.actions if a.action_type != PARALLEL_ACTION]
     try:
-        entries = parse_envelope(envelope)
+        entries = parse_envelope({"actions": raw})
     except HintError:
         return None
     actions = [action for action, _ in entries if action is not None]
@@ -70,6 +76,8 @@ def binding_of(req: Any) -> Binding | None:
         return None
     bind = next((a for a in actions if a.kind is ActionKind.BIND), None)
     binding = Binding(bind, envelope.message_id, Route(req.http_worker_ipc))
-    binding.edits = [a for a in actions if a.kind is not ActionKind.BIND]
-    binding.rejections = rejections
+    parallel = len(raw) < len(envelope.actions)
+    if not (parallel and req.sampling_params.max_new_tokens == 0):
+        binding.edits = [a for a in actions if a.kind is not ActionKind.BIND]
+        binding.rejections = rejections
     return binding
