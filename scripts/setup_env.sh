@@ -96,7 +96,7 @@ install_all() {
     probe heal
     pip_install 1/4 "torch (the long one: several GB)" "${torch_pins[@]}"
     pip_install 2/4 "SGLang, without its GPU kernel packages" --no-deps "$engine_pin"
-    pip_install 3/4 "pinned packages" -r "$root/requirements/cpu.txt" \
+    pip_install 3/4 "pinned packages (what pip says sglang misses is meant to be missing)" -r "$root/requirements/cpu.txt" \
         ${with_tests:+"${test_pins[@]}"}
     pip_install 4/4 "this package, from the checkout" --no-deps -e "$root"
     say "importing SGLang once"

@@ -103,6 +103,9 @@ def _parser() -> argparse.ArgumentParser:
         "--hicache-ratio", type=float, default=2.0, metavar="R", help="host pool, x device (2)"
     )
     parser.add_argument(
+        "--reverse", action="store_true", help="sam first: does the order of the arms matter?"
+    )
+    parser.add_argument(
         "--workdir", type=Path, default=Path(".cache/quickstart"), help="for model and logs"
     )
     return parser
@@ -116,7 +119,8 @@ class _Session:
         self.logs = args.workdir / "logs"
         self.runs: dict[str, SwarmRun] = {}
         self.cost: HitCost | None = None
-        self.about: dict[str, Any] = {"seed": args.seed, "tree_core": {}}
+        first = "sam" if args.reverse else "stock"
+        self.about: dict[str, Any] = {"seed": args.seed, "first": first, "tree_core": {}}
 
     def run(self) -> None:
         args, log = self.args, self.log
@@ -129,11 +133,12 @@ class _Session:
         model = build_tiny_model(args.workdir / f"model-{args.model}", preset=args.model)
         log.print(f"model: {args.model}, random weights, in {model}")
         self.logs.mkdir(parents=True, exist_ok=True)
-        for name, extra in ARMS.items():
-            self._run_arm(name, [*self._server_args(model), *extra], plan)
+        for name in reversed(ARMS) if args.reverse else ARMS:
+            self._run_arm(name, [*self._server_args(model), *ARMS[name]], plan)
 
     def report(self) -> dict[str, Any]:
-        return to_json(self.runs, self.cost, self.about)
+        runs = {name: self.runs[name] for name in ARMS if name in self.runs}
+        return to_json(runs, self.cost, self.about)
 
     def _server_args(self, model: Path) -> list[str]:
         args = self.args
@@ -244,7 +249,8 @@ def _show(report: dict[str, Any], out: Console, *, as_json: bool) -> None:
     for line in (
         f"machine: {report.get('machine', '-')}; seed {report['seed']}; tree core: {cores}",
         "stock: SGLang's cache with HiCache (LRU, fcfs), same patched server, no hints sent.",
-        "One run each: on few cores times vary a lot between runs, token counts little.",
+        f"One run each, {report['first']} first: on few cores times vary a lot between runs and "
+        "with other load, token counts little.",
     ):
         out.print(line, soft_wrap=True)
     if as_json:
