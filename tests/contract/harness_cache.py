@@ -106,6 +106,17 @@ class Rig:
         self.config = config or SamConfig(raise_on_error=True)
         return SessionRadixCache(self._params, config=self.config)
 
+        self.slow_transfers = ""
+        if hicache:
+            self._count_ready, cache = self.cache._count_ready_acks, self.cache
+            cache._count_ready_acks = lambda queue: self._ready(queue)
+
+    def _ready(self, queue):
+        """How many transfers the device has finished; `slow_transfers` holds them back."""
+        loads = queue is self.cache.cache_controller.ack_load_queue
+        slow = self.slow_transfers in ("both", "load" if loads else "write")
+        return 0 if slow else self._count_ready(queue)
+
     def close(self):
         self.cache.shutdown()
         self._override.restore()

@@ -33,13 +33,6 @@ def offload_now(rig, session_id):
     assert device == 0 and host > 0
 
 
-def hold(rig):
-    """Transfers that were started stay in flight until the returned call."""
-    real = rig.cache._count_ready_acks
-    rig.cache._count_ready_acks = lambda queue: 0
-    return lambda: setattr(rig.cache, "_count_ready_acks", real)
-
-
 @matrix
 def test_offload_is_lazy(make_rig, page_size, write_policy):
     """A host copy, the mark, and no device token less; a resume costs nothing."""
@@ -145,12 +138,12 @@ def test_prefetch_loads_without_a_batch(make_rig, page_size, write_policy):
     assert rig.hint("prefetch", "a").status == "deferred"
     assert rig.session("a").state is SessionState.RESUMING
     assert rig.cache.cache_controller.load_queue
-    release = hold(rig)
+    rig.slow_transfers = "load"
     rig.step()
     assert not rig.cache.cache_controller.load_queue
     in_flight = rig.cache._own_load[1]
     assert rig.cache.ready_to_load_host_cache() == in_flight >= 0
-    release()
+    rig.slow_transfers = ""
     settle(rig)
     assert rig.cache.ready_to_load_host_cache() == -1
     result = rig.later_result()

@@ -50,12 +50,17 @@ SETUPS = st.fixed_dictionaries(
     {
         "page_size": st.sampled_from([1, 4]),
         "tokens": st.sampled_from([64, 128]),
-        "host_ratio": st.sampled_from([1.05, 2.0]),
+        "host_ratio": st.sampled_from([0.5, 1.05, 2.0]),
+        "hicache": st.sampled_from([True, True, True, False]),
         "write_policy": st.sampled_from(
             ["write_through", "write_through_selective", "write_back"]
         ),
     }
 )
+
+
+def new_tokens(token, n):
+    return [token % 9 * 100 + i for i in range(n)]
 
 
 class CacheMachine(RuleBasedStateMachine):
@@ -87,11 +92,39 @@ class CacheMachine(RuleBasedStateMachine):
     def queue(self, session, parent, source, keep, fresh, token, edits):
         """A turn: the head of some session's text (its own, mostly), then new tokens."""
         text = self.texts.get(source if token else session) or self.texts.get(session) or []
-        ids = text[:keep] + [token * 100 + i for i in range(fresh)]
         actions = [(kind, to, dict(extra)) for kind, to, extra in edits]
         if session is not None:
             bind = {} if parent is None else {"parent_session_id": parent}
             actions.insert(0, ("bind", session, bind))
+        self.enqueue(session, text[:keep] + new_tokens(token, fresh), actions)
+
+    @precondition(lambda self: self.n_requests() < 6)
+    @rule(
+        session=st.sampled_from(IDS[:4]),
+        of=st.sampled_from(IDS[:4]),
+        keep=st.sampled_from([0, 20, 60, 60]),
+        fresh=st.integers(8, 30),
+        n_out=st.integers(0, 6),
+    )
+    def turn(self, session, of, keep, fresh, n_out):
+        """A whole turn at once, mostly on top of the session's own text."""
+        text = self.texts.get(of if keep == 20 else session) or []
+        ids = text[:keep] + new_tokens(len(text), fresh)
+        req = self.enqueue(session, ids, [("bind", session, {})])
+        if self.rig.admit(req):
+            if self.rig.has_room(req, new_tokens=n_out):
+                self.rig.decode(req, n_out)
+            self.over(req, "stop")
+
+    @rule(session=st.sampled_from(IDS[:4]))
+    def away_and_back(self, session):
+        """Off the device for sure, then a prefetch that nothing follows yet."""
+        self.submit(self.rig.envelope([("demote", session, {"release": "now"})]))
+        for _ in range(2):
+            self.rig.step()
+        self.submit(self.rig.envelope([("prefetch", session, {})]))
+
+    def enqueue(self, session, ids, actions):
         envelope = self.rig.envelope(actions) if actions else None
         req = self.rig.queue(ids, envelope=envelope)
         req.of_session, req.envelope = session, envelope
@@ -100,6 +133,16 @@ class CacheMachine(RuleBasedStateMachine):
         if envelope is not None:
             rest = envelope["actions"][1 if session is not None else 0 :]
             self.note(envelope["message_id"], rest)
+        return req
+
+    @precondition(lambda self: 0 < self.n_requests() < 6)
+    @rule(pick=PICK)
+    def queue_sample(self, pick):
+        """Another sample of a request that is still there: the same envelope."""
+        first = [*self.rig.queued.values(), *self.rig.running.values()][pick % self.n_requests()]
+        req = self.rig.queue(list(first.origin_input_ids), envelope=first.envelope)
+        req.of_session, req.envelope = first.of_session, first.envelope
+        self.model.queued(req.rid, first.envelope)
 
     @precondition(lambda self: self.n_requests() > self.n_running(prefilled=True))
     @rule(pick=PICK, chunk=st.sampled_from([None, None, 5, 9]))
@@ -121,6 +164,9 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(pick=PICK, how=st.sampled_from(["stop", "stop", "length", "abort"]))
     def finish(self, pick, how):
         req = self.pick_running(pick, prefilled=True)
+        self.over(req, how)
+
+    def over(self, req, how):
         self.texts[req.of_session] = self.rig.full_ids(req)
         self.all_texts[req.of_session].append(self.rig.full_ids(req))
         self.rig.finish(req, how)
@@ -178,6 +224,11 @@ class CacheMachine(RuleBasedStateMachine):
     @rule()
     def step(self):
         self.rig.step()
+
+    @rule(slow=st.sampled_from(["", "write", "load", "both"]))
+    def transfers(self, slow):
+        """From now on, transfers of that direction stay in flight."""
+        self.rig.slow_transfers = slow
 
     @precondition(lambda self: self.rig and not self.rig.running)
     @rule()
@@ -242,6 +293,7 @@ class CacheMachine(RuleBasedStateMachine):
     def quiesce(self):
         """Everything ends; then no action is left open and nothing stays behind."""
         rig = self.rig
+        rig.slow_transfers = ""
         for req in list(rig.queued.values()):
             rig.abort_queued(req)
         for req in list(rig.running.values()):
