@@ -4,6 +4,7 @@ Owns: starting, waiting for, talking to and stopping one `python -m sglang.launc
 never leave a process behind: the server runs in its own process group, which is killed on exit.
 """
 
+import ctypes
 import json
 import os
 import signal
@@ -93,6 +94,7 @@ class ServerProcess:
                 stderr=subprocess.STDOUT,
                 env={**os.environ, "PYTHONUNBUFFERED": "1", **self.env},
                 start_new_session=True,
+                preexec_fn=_die_with_parent,
             )
         try:
             self._wait_healthy()
@@ -189,6 +191,13 @@ class ServerProcess:
             except (urllib.error.URLError, OSError):
                 time.sleep(0.3)
         raise ServerFailed(f"not healthy after {self.start_timeout_s:g} s\n{self.log_tail()}")
+
+
+def _die_with_parent() -> None:
+    """In the child: SIGTERM when the parent dies, also by SIGKILL. Linux only, else no-op."""
+    pr_set_pdeathsig = 1
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM)
 
 
 def free_port() -> int:
