@@ -1,14 +1,18 @@
-"""With no session at all the cache is SGLang's own: same victims, same frees, same matches.
-
-A long random run on the real cache and, step by step, on a stock `UnifiedRadixCache` with
-the Python core.
+"""The order of victims. With no session at all the cache is SGLang's own: same victims, same
+frees, same matches, in a long random run beside a stock `UnifiedRadixCache` with the Python
+core. With sessions every single victim is the one that a brute-force search names.
 """
 
 import random
 
 import pytest
 
+pytest.importorskip("sglang")
+
+from sglang.srt.mem_cache.base_prefix_cache import EvictParams
+
 from sam.config import SamConfig
+from sam.core.retention import RetentionClass, class_of_state
 
 N_OPS = 2_000
 
@@ -134,6 +138,55 @@ def drain(twin):
         for rig, req in zip(twin.rigs, pair):
             rig.abort_queued(req)
     twin.state()
+
+
+def naive_class(rig, node):
+    """From the session table and the ends of branches alone."""
+    tags, classes = rig.cache.tree_core.tags, []
+    for ref in tags.refs():
+        session = rig.cache.hints.table.get(ref.key)
+        for i, end in enumerate(tags.branch_ends(ref)):
+            current = i == 0 and tags.current(ref) is end
+            while end is not None and end is not node:
+                end = end.parent
+            if end is not None:
+                live = class_of_state(session.state)
+                classes.append(live if current else RetentionClass.SUPERSEDED)
+    if not classes:
+        return RetentionClass.ENDED if node.id in tags._released else RetentionClass.PLAIN
+    best = max(classes)
+    unbacked = best == RetentionClass.OFFLOADED and not node.backuped
+    return RetentionClass.PLAIN if unbacked else best
+
+
+@pytest.mark.parametrize("write_policy", ["write_through_selective", "write_back"])
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_every_victim_is_the_one_a_search_names(make_rig, page_size, write_policy):
+    rig = make_rig(page_size=page_size, tokens=512, write_policy=write_policy)
+    rng, texts, classes = random.Random(page_size), {}, set()
+    for _ in range(600):
+        name = f"s{rng.randrange(6)}" if rng.random() < 0.8 else None
+        kind = rng.random()
+        if kind < 0.5:
+            keep = rng.choice([0, 30, 200])
+            ids = texts.get(name, [])[:keep] + [rng.randrange(3) * 99 + i for i in range(40)]
+            texts[name] = rig.full_ids(rig.run(ids[-300:], session=name, n_out=3))
+        elif kind < 0.7 and name:
+            rig.hint(rng.choice(["demote", "demote", "prefetch"]), name)
+        elif kind < 0.73 and name:
+            rig.hint("evict", name)
+        rig.step()
+        core = rig.cache.tree_core
+        leaves = list(core.evictable_device_leaves)
+        if not leaves or rig.allocator.available_size() > 200:
+            continue
+        expected = min(leaves, key=lambda n: (naive_class(rig, n), n.last_access_time))
+        classes.add(naive_class(rig, expected))
+        before = {n.id for n in core.live_nodes() if not n.evicted}
+        rig.cache.evict(EvictParams(num_tokens=1))
+        after = {n.id for n in core.live_nodes() if not n.evicted}
+        assert before - after == {expected.id}
+    assert len(classes) >= 3
 
 
 def test_ten_thousand_sessions_opened_and_never_used_again(make_rig):

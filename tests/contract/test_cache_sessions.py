@@ -186,6 +186,20 @@ def test_evict_follows_a_node_that_is_split_while_in_use(make_rig, page_size):
     assert rig.allocator.available_size() == rig.tokens
 
 
+def test_two_evicts_that_wait_for_each_other_leave_nothing(make_rig, page_size):
+    """The first one's node is the parent of what the second one frees."""
+    rig = make_rig(page_size=page_size, write_policy="write_through")
+    req = rig.queue(SYSTEM, session="a")
+    rig.admit(req)
+    rig.run(SYSTEM + text(1), session="b")
+    for session in ("a", "b"):
+        assert rig.hint("evict", session).status == "deferred"
+    rig.finish(req)
+    for _ in range(3):
+        rig.step()
+    assert rig.allocator.available_size() == rig.tokens
+
+
 def test_evict_leaves_what_a_stranger_builds_on(make_rig, page_size):
     rig = make_rig(page_size=page_size)
     first = rig.run(text(1), session="a", n_out=16)

@@ -122,6 +122,10 @@ class OwnershipTags:
                 own[node.id] = own.get(node.id, 0) + 1
         return {i for i, n in own.items() if n == sum(self._counts[i])}
 
+    def is_released(self, node: Any) -> bool:
+        """Only ended sessions used the node, and nobody does now."""
+        return node.id in self._released
+
     def released_nodes(self, ref: SessionRef) -> list[Any]:
         """Nodes that nobody owns since this session let go of them, fragments of later
         splits included."""

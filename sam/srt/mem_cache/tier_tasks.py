@@ -85,20 +85,28 @@ class EvictTask:
         nodes.sort(key=lambda node: -sum(1 for _ in path_up(node)))
         left_ids: set[int] = set()
         for node in nodes:
-            if core.find_node(node.id) is not node:
+            if core.find_node(node.id) is not node or self._drop_up(node):
                 continue
-            result = core.drop_leaf(node)
-            self._cache.drain(result)
-            if result.dropped:
-                self._freed[0] += result.device_tokens
-                self._freed[1] += result.host_tokens
-            elif core.is_locked(node) or any(
+            if core.is_locked(node) or any(
                 child.id in left_ids for child in node.children.values()
             ):
                 left_ids.add(node.id)
         if left_ids or self.draining:
             return None
         return self._outcome()
+
+    def _drop_up(self, node: Any) -> bool:
+        """Drop a node, then what it was the last child of, if an ended session left that."""
+        core, first = self._cache.tree_core, node
+        while core.find_node(node.id) is node and core.tags.is_released(node):
+            parent, result = node.parent, core.drop_leaf(node)
+            self._cache.drain(result)
+            if not result.dropped:
+                break
+            self._freed[0] += result.device_tokens
+            self._freed[1] += result.host_tokens
+            node = parent
+        return node is not first
 
     def _outcome(self) -> Outcome:
         device, host = self._freed
