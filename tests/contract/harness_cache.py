@@ -87,6 +87,9 @@ class Rig:
         self.cache.kv_hint_sink = lambda output, route: self.sent.append(output)
         if hicache:
             self.cache.init_hicache(self._server_args, self._params)
+            self._count_ready = self.cache._count_ready_acks
+            self.cache._count_ready_acks = self._ready
+        self.slow_transfers = ""
         self.clock = 1_000.0
         self.last_consumer_index = None
         self.running, self.queued = {}, {}
@@ -105,11 +108,6 @@ class Rig:
             return UnifiedRadixCache(self._params)
         self.config = config or SamConfig(raise_on_error=True)
         return SessionRadixCache(self._params, config=self.config)
-
-        self.slow_transfers = ""
-        if hicache:
-            self._count_ready, cache = self.cache._count_ready_acks, self.cache
-            cache._count_ready_acks = lambda queue: self._ready(queue)
 
     def _ready(self, queue):
         """How many transfers the device has finished; `slow_transfers` holds them back."""

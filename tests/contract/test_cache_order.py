@@ -46,12 +46,12 @@ class Twin:
 
     def finish(self, pair, how):
         self.texts.append(self.sam.full_ids(pair[0]))
-        for rig, req in zip(self.rigs, pair):
+        for rig, req in zip(self.rigs, pair, strict=True):
             rig.finish(req, how) if rig.prefilled(req) else rig.abort_chunked(req)
         self.running.remove(pair)
 
     def retract(self, pair):
-        for rig, req in zip(self.rigs, pair):
+        for rig, req in zip(self.rigs, pair, strict=True):
             rig.retract(req)
         self.running.remove(pair)
         self.queued.append(pair)
@@ -104,7 +104,7 @@ def one_op(twin, rng):
     elif op < 0.72 and prefilled:
         pair = rng.choice(prefilled)
         if twin.sam.has_room(pair[0]):
-            for rig, req in zip(twin.rigs, pair):
+            for rig, req in zip(twin.rigs, pair, strict=True):
                 rig.decode(req, 2)
     elif op < 0.90 and twin.running:
         twin.finish(rng.choice(twin.running), rng.choice(["stop", "length", "abort"]))
@@ -115,7 +115,9 @@ def one_op(twin, rng):
             rig.step()
 
 
-@pytest.mark.parametrize("hicache", ["off", "write_through", "write_through_selective", "write_back"])
+@pytest.mark.parametrize(
+    "hicache", ["off", "write_through", "write_through_selective", "write_back"]
+)
 @pytest.mark.parametrize("page_size", [1, 16])
 def test_order_without_sessions_is_stock(make_rig, page_size, hicache):
     settings = {"page_size": page_size, "tokens": 256, "hicache": hicache != "off"}
@@ -135,7 +137,7 @@ def drain(twin):
     for pair in list(twin.running):
         twin.finish(pair, "stop")
     for pair in twin.queued:
-        for rig, req in zip(twin.rigs, pair):
+        for rig, req in zip(twin.rigs, pair, strict=True):
             rig.abort_queued(req)
     twin.state()
 

@@ -335,7 +335,6 @@ def test_a_failing_hint_is_counted_and_never_fails_the_request(make_rig, monkeyp
     )
     req = rig.run(text(1), session="a")
     assert req.finished() and rig.cache.n_errors == 1
-    assert rig.cache.apply_kv_hints(
-        SimpleNamespace(kv_hints=SimpleNamespace(actions=None, message_id="m"), http_worker_ipc=None)
-    )
+    no_actions = SimpleNamespace(actions=None, message_id="m")
+    assert rig.cache.apply_kv_hints(SimpleNamespace(kv_hints=no_actions, http_worker_ipc=None))
     rig.cache.n_errors = 0

@@ -211,7 +211,8 @@ def test_an_unusable_prompt_cache_key_is_no_error(server):
 
 
 def tenant_of(server, raw, **fields):
-    return actions_of(server.openai(chat({"session_id": "s"}, **fields), raw).kv_hints)[0].key.tenant
+    obj = server.openai(chat({"session_id": "s"}, **fields), raw)
+    return actions_of(obj.kv_hints)[0].key.tenant
 
 
 def test_tenants_come_from_key_salt_and_extra_key(server):
@@ -280,7 +281,7 @@ def test_what_upstream_refuses_is_left_to_it(server, own):
 def test_equal_message_ids_of_two_tenants_do_not_meet(server):
     own = envelope("session.bind", session_id="s", message_id="same")
     objs = [GenerateReqInput(text="x", kv_hints=dict(own)) for _ in range(2)]
-    for obj, key in zip(objs, "ab"):
+    for obj, key in zip(objs, "ab", strict=True):
         server.generate(obj, caller(f"Bearer {key}"))
     assert objs[0].kv_hints.message_id != objs[1].kv_hints.message_id
     done = SimpleNamespace(

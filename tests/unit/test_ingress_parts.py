@@ -110,7 +110,8 @@ def events_of(response):
     async def collect():
         return [part async for part in response.body_iterator]
 
-    raw = b"".join(part.encode() if isinstance(part, str) else part for part in asyncio.run(collect()))
+    parts = asyncio.run(collect())
+    raw = b"".join(part.encode() if isinstance(part, str) else part for part in parts)
     lines = [line for line in raw.decode().split("\n\n") if line]
     assert all(line.startswith("data: ") for line in lines)
     return [line.removeprefix("data: ") for line in lines]

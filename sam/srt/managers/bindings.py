@@ -11,7 +11,6 @@ from sam.core.actions import ActionKind, ActionResult, SessionAction, parse_enve
 from sam.core.sessions import SessionKey
 from sam.core.validation import HintError
 
-
 PARALLEL_ACTION = "sam.parallel"
 """Internal action type: the envelope comes with n > 1 requests and a warm-up before them.
 The ingress strips it from what clients send."""
