@@ -91,6 +91,18 @@ class HintManager:
         self.requests[req.rid] = binding
         self._after_bind(key, binding.time_s)
 
+    def busy_sessions(self) -> list[tuple[SessionRef, SessionState]]:
+        """Sessions that resume, then those with requests; O(their number)."""
+        bound = (binding.key for binding in self.requests.values())
+        keys = dict.fromkeys([*self._leased, *(key for key in bound if key is not None)])
+        sessions = [s for key in keys if (s := self.table.get(key)) is not None]
+        return [
+            (session.ref, state)
+            for state in (SessionState.RESUMING, SessionState.RUNNING)
+            for session in sessions
+            if session.state is state
+        ]
+
     def branch_ref(self, rid: str) -> tuple[SessionRef, int] | None:
         """Whom to tag with what this request computed, and the class it counts as."""
         binding = self.requests.get(rid)
@@ -152,7 +164,7 @@ class HintManager:
         except HintError as error:
             return [_rejected("", "", str(error.reason))]
         results = []
-        for raw, (action, rejection) in zip(envelope.actions, entries):
+        for raw, (action, rejection) in zip(envelope.actions, entries, strict=True):
             if rejection is not None:
                 results.append(self._count(rejection))
             elif action is None:

@@ -158,19 +158,14 @@ class SessionRadixCache(UnifiedRadixCache):
     def _busy_tokens(self) -> tuple[int, int]:
         """Unlocked device tokens of sessions that run or resume; all of those that resume."""
         core, seen, busy, resuming = self.tree_core, set(), 0, 0
-        states = (SessionState.RESUMING, SessionState.RUNNING)
-        for state in states:
-            for ref in core.tags.refs():
-                session = self.hints.table.get(ref.key)
-                if session is None or session.state is not state:
+        for ref, state in self.hints.busy_sessions():
+            for node in core.tags.branch_nodes(ref):
+                if node.id in seen:
                     continue
-                for node in core.tags.branch_nodes(ref):
-                    if node.id in seen:
-                        continue
-                    seen.add(node.id)
-                    n_tokens = core.tokens_of(node)[0]
-                    busy += 0 if core.is_locked(node) else n_tokens
-                    resuming += n_tokens if state is SessionState.RESUMING else 0
+                seen.add(node.id)
+                n_tokens = core.tokens_of(node)[0]
+                busy += 0 if core.is_locked(node) else n_tokens
+                resuming += n_tokens if state is SessionState.RESUMING else 0
         return busy, resuming
 
     def _start_own_loads(self) -> None:

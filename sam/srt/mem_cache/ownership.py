@@ -97,7 +97,7 @@ class OwnershipTags:
             if counts[cls]:
                 offloaded_unbacked = cls == RetentionClass.OFFLOADED and not host_backed
                 return RetentionClass.PLAIN if offloaded_unbacked else cls
-        raise AssertionError(f"node {node.id} has an empty tag count")
+        return RetentionClass.PLAIN
 
     def branch_nodes(self, ref: SessionRef) -> list[Any]:
         """Nodes of all branches of the session, deeper before shallower, each once."""
