@@ -1,0 +1,76 @@
+"""Two brakes on the order: trust in ends, and regret against plain LRU.
+
+Owns the counts behind both and when they switch (source: the project's policy notes and
+its golden cases). Must never see a node: the caller counts missed pages, with
+`sam.core.ghost` or otherwise.
+"""
+
+from __future__ import annotations
+
+END_TRUST_PERCENT = 3
+END_TRUST_PRIOR_ENDS = 30
+REGRET_HALF_LIFE_REQUESTS = 300
+
+
+class EndTrust:
+    """Whether "ended" may be believed: not while too many come back after an end.
+
+    Distrust starts when returns exceed 3 % of (ends + 30) and stops when they fall below.
+    """
+
+    __slots__ = ("n_ends", "n_returns", "trusted")
+
+    def __init__(self) -> None:
+        self.n_ends = 0
+        self.n_returns = 0
+        self.trusted = True
+
+    def ended(self) -> bool:
+        """A session ended; returns `trusted`."""
+        self.n_ends += 1
+        return self._judge()
+
+    def returned(self) -> bool:
+        """A session came back after its end (counted once per end); returns `trusted`."""
+        self.n_returns += 1
+        return self._judge()
+
+    def _judge(self) -> bool:
+        returns = 100 * self.n_returns
+        bound = END_TRUST_PERCENT * (self.n_ends + END_TRUST_PRIOR_ENDS)
+        if returns != bound:
+            self.trusted = returns < bound
+        return self.trusted
+
+
+class RegretGuard:
+    """Says when to use LRU: while our order misses more, by more than one capacity.
+
+    Both ways of missing go on being counted whichever is in use, and fade with a half-life
+    of 300 requests. The way in use is left when it is behind the other by more than
+    `capacity_pages`, in both directions: between the two bounds nothing changes.
+    """
+
+    __slots__ = ("_keep", "behind_pages", "capacity_pages", "n_switches", "use_lru")
+
+    def __init__(
+        self, capacity_pages: int, half_life_requests: float = REGRET_HALF_LIFE_REQUESTS
+    ) -> None:
+        self.capacity_pages = capacity_pages
+        self.behind_pages = 0.0
+        self.use_lru = False
+        self.n_switches = 0
+        self._keep = 0.5 ** (1.0 / half_life_requests)
+
+    def observe(self, missed_ours_pages: int, missed_lru_pages: int) -> bool:
+        """Count one request's missed pages both ways; returns `use_lru` from now on."""
+        lost_pages = missed_ours_pages - missed_lru_pages
+        self.behind_pages = self.behind_pages * self._keep + lost_pages
+        if self.use_lru:
+            switch = self.behind_pages < -self.capacity_pages
+        else:
+            switch = self.behind_pages > self.capacity_pages
+        if switch:
+            self.use_lru = not self.use_lru
+            self.n_switches += 1
+        return self.use_lru

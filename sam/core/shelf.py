@@ -1,0 +1,62 @@
+"""A map of nodes ordered by an entry: a binary heap with lazy deletion.
+
+Owns one heap and the entry that counts for each node. Must never know what the entries
+mean. `put`, `discard` and `head` are O(log n) amortised; after a `put` the dead entries do
+not outnumber the live ones by more than a constant.
+"""
+
+from __future__ import annotations
+
+from heapq import heapify, heappop, heappush
+
+Entry = tuple[float, float, int, float, int]
+"""(key, last access in seconds, access tick, minus depth, node id): smallest first."""
+
+_MIN_DEAD = 64
+
+
+class Shelf:
+    """Nodes by entry. A node is on the shelf at most once: its newest entry counts."""
+
+    __slots__ = ("_entries", "_heap")
+
+    def __init__(self) -> None:
+        self._entries: dict[int, Entry] = {}
+        self._heap: list[Entry] = []
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, node_id: int) -> bool:
+        return node_id in self._entries
+
+    def put(self, entry: Entry) -> None:
+        """Add the node that the entry names, or move it there."""
+        self._entries[entry[4]] = entry
+        heap = self._heap
+        heappush(heap, entry)
+        if len(heap) > 2 * len(self._entries) + _MIN_DEAD:
+            self._compact()
+
+    def discard(self, node_id: int) -> None:
+        """Take a node off, if it is there."""
+        self._entries.pop(node_id, None)
+        if not self._entries:
+            self._heap.clear()
+
+    def head(self) -> Entry | None:
+        """The smallest entry, or None."""
+        heap, entries = self._heap, self._entries
+        while heap:
+            entry = heap[0]
+            if entries.get(entry[4]) is entry:
+                return entry
+            heappop(heap)
+        return None
+
+    def get(self, node_id: int) -> Entry | None:
+        return self._entries.get(node_id)
+
+    def _compact(self) -> None:
+        self._heap = list(self._entries.values())
+        heapify(self._heap)

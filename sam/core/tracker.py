@@ -1,0 +1,213 @@
+"""From what happens to sessions to what their nodes are worth.
+
+Owns, per session, the current idle time (since when, which label, which hint) and tells
+every order what the session counts as. Must never see a node, a tier or a clock. It
+tells all orders alike, so device, host and simulated orders agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from typing import NamedTuple, Protocol
+
+from sam.core.gaps import LABEL_OTHER, GapEstimator
+from sam.core.guard import EndTrust
+from sam.core.retention import NextUseRank, Standing
+
+_QUEUED = Standing(NextUseRank.QUEUED)
+_RUNNING = Standing(NextUseRank.RUNNING)
+_SUPERSEDED = Standing(NextUseRank.SUPERSEDED)
+
+
+class OrderSink(Protocol):
+    """What an order has to take: `EvictionOrder` and `GhostPair` do."""
+
+    trust_ends: bool
+
+    def set_user(self, user: Hashable, standing: Standing) -> None: ...
+
+    def drop_user(self, user: Hashable) -> None: ...
+
+
+class LeftBranches(NamedTuple):
+    """User id of all branches that a session left: its SUPERSEDED nodes."""
+
+    session: Hashable
+
+
+class _Idle:
+    """What is known of a session's idle time, also of the one to come."""
+
+    __slots__ = ("ended", "gap_s", "has_left", "hint", "label", "offloaded", "resting", "since_s")
+
+    def __init__(self, since_s: float) -> None:
+        self.since_s = since_s
+        self.label = LABEL_OTHER
+        self.gap_s = 0.0
+        self.hint: tuple[float, float] | None = None  # (given at, expected) in seconds
+        self.resting = False
+        self.offloaded = False
+        self.ended = False
+        self.has_left = False
+
+    def hint_s(self) -> float | None:
+        """The hint, counted from the start of the idle time."""
+        if self.hint is None:
+            return None
+        given_s, expected_s = self.hint
+        return max(given_s - self.since_s, 0.0) + expected_s
+
+
+class RetentionTracker:
+    """Sessions to standings. A session is any id that its caller uses in orders, too.
+
+    Times are message times in seconds. Calls about a session not seen before make it
+    known, except `expect`, `offloaded`, `resuming` and `forget`. Every call is O(orders *
+    leaves of the session * log n).
+    """
+
+    def __init__(
+        self,
+        orders: Iterable[OrderSink] = (),
+        gaps: GapEstimator | None = None,
+        end_trust: EndTrust | None = None,
+    ) -> None:
+        self.gaps = GapEstimator() if gaps is None else gaps
+        self.end_trust = EndTrust() if end_trust is None else end_trust
+        self._orders = list(orders)
+        self._sessions: dict[Hashable, _Idle] = {}
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def __contains__(self, session: Hashable) -> bool:
+        return session in self._sessions
+
+    # -- the life of a session ----------------------------------------------------
+
+    def queued(self, session: Hashable, time_s: float) -> None:
+        """A request arrived. If the session was idle or ended, it returned: gaps learn.
+
+        A hint given before this moment was for the idle time that ends here.
+        """
+        idle = self._known(session, time_s)
+        if idle.resting:
+            self.gaps.observe(session, idle.label, time_s - idle.since_s)
+            idle.resting = False
+        if idle.ended:
+            idle.ended = False
+            if idle.has_left:
+                self._tell(LeftBranches(session), _SUPERSEDED)
+            self._trust(self.end_trust.returned())
+        idle.offloaded = False
+        if idle.hint is not None and idle.hint[0] < time_s:
+            idle.hint = None
+        self._tell(session, _QUEUED)
+
+    def running(self, session: Hashable, time_s: float) -> None:
+        """A request of the session runs: the engine locks what it uses."""
+        idle = self._known(session, time_s)
+        if idle.resting or idle.ended:
+            self.queued(session, time_s)
+        self._tell(session, _RUNNING)
+
+    def idle(self, session: Hashable, time_s: float, label: str = LABEL_OTHER) -> None:
+        """The session's last request finished; `label` from `sam.core.gaps.label_of`.
+
+        The estimate is made here and stands until the session returns.
+        """
+        idle = self._known(session, time_s)
+        if idle.ended:
+            return
+        idle.since_s, idle.label, idle.resting = time_s, label, True
+        idle.gap_s = self.gaps.gap_s(session, label)
+        self._tell(session, self._standing(idle))
+
+    def expect(self, session: Hashable, time_s: float, expected_idle_s: float) -> None:
+        """The client's estimate of the time from the end of this answer to its next request.
+
+        While a request is queued or runs, it is for the idle time to come; else it counts
+        from `time_s` on. No-op for an unknown or ended session.
+        """
+        idle = self._sessions.get(session)
+        if idle is None or idle.ended:
+            return
+        idle.hint = (time_s, max(expected_idle_s, 0.0))
+        if idle.resting:
+            self._tell(session, self._standing(idle))
+
+    def offloaded(self, session: Hashable, offloaded: bool = True) -> None:
+        """Nodes of an idle session with a host copy may go early. No-op if not idle."""
+        idle = self._sessions.get(session)
+        if idle is not None and idle.resting and not idle.ended:
+            idle.offloaded = offloaded
+            self._tell(session, self._standing(idle))
+
+    def resuming(self, session: Hashable, resuming: bool = True) -> None:
+        """A prefetch says that the session will soon be queued; False: its lease ran out.
+
+        No return yet: the idle time goes on, and comes back with False. No-op if not idle.
+        """
+        idle = self._sessions.get(session)
+        if idle is not None and idle.resting and not idle.ended:
+            self._tell(session, _QUEUED if resuming else self._standing(idle))
+
+    def ended(self, session: Hashable, time_s: float) -> None:
+        """No longer needed. It stays known until `forget`, to notice a return."""
+        idle = self._known(session, time_s)
+        if idle.ended:
+            return
+        if not idle.resting:
+            idle.since_s, idle.label, idle.resting = time_s, LABEL_OTHER, True
+            idle.gap_s = self.gaps.gap_s(session, idle.label)
+        idle.ended, idle.offloaded, idle.hint = True, False, None
+        standing = self._standing(idle)
+        self._tell(session, standing)
+        if idle.has_left:
+            self._tell(LeftBranches(session), standing)
+        self._trust(self.end_trust.ended())
+
+    def forget(self, session: Hashable) -> None:
+        """The caller's table dropped it: its nodes become unowned, its gaps unknown."""
+        idle = self._sessions.pop(session, None)
+        self.gaps.forget(session)
+        for order in self._orders:
+            order.drop_user(session)
+            if idle is not None and idle.has_left:
+                order.drop_user(LeftBranches(session))
+
+    # -- users of nodes -----------------------------------------------------------
+
+    def left_branches(self, session: Hashable) -> LeftBranches:
+        """User id for nodes that the session left, known to all orders from now on.
+
+        Raises KeyError for an unknown session.
+        """
+        idle = self._sessions[session]
+        user = LeftBranches(session)
+        if not idle.has_left:
+            idle.has_left = True
+            self._tell(user, self._standing(idle) if idle.ended else _SUPERSEDED)
+        return user
+
+    # -- inside -------------------------------------------------------------------
+
+    def _known(self, session: Hashable, time_s: float) -> _Idle:
+        idle = self._sessions.get(session)
+        if idle is None:
+            idle = self._sessions[session] = _Idle(time_s)
+        return idle
+
+    def _standing(self, idle: _Idle) -> Standing:
+        rank = NextUseRank.OFFLOADED if idle.offloaded else NextUseRank.IDLE
+        if idle.ended:
+            rank = NextUseRank.ENDED
+        return Standing(rank, idle.since_s, idle.gap_s, idle.hint_s())
+
+    def _tell(self, user: Hashable, standing: Standing) -> None:
+        for order in self._orders:
+            order.set_user(user, standing)
+
+    def _trust(self, trusted: bool) -> None:
+        for order in self._orders:
+            order.trust_ends = trusted
