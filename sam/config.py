@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from typing import Literal
 
 import msgspec
 
@@ -33,6 +34,7 @@ class SamConfig(msgspec.Struct, frozen=True, kw_only=True):
     hint_result_ttl_s: float = 300.0
     max_hint_results: int = 4_096
     raise_on_error: bool = False
+    tree_core: Literal["python", "rust"] = "python"
 
     def session_limits(self) -> SessionLimits:
         return SessionLimits(
@@ -55,7 +57,7 @@ def load_config(env: Mapping[str, str] | None = None) -> SamConfig:
             value = msgspec.convert(env[name], field.type, strict=False)
         except msgspec.ValidationError as error:
             raise ConfigError(f"{name}={env[name]!r}: {error}") from None
-        if not isinstance(value, bool) and not value >= 0:
+        if isinstance(value, int | float) and not value >= 0:
             raise ConfigError(f"{name}={env[name]!r}: must not be negative")
         values[field.name] = value
     return SamConfig(**values)

@@ -24,6 +24,7 @@ def register() -> None:
 
     register_radix_cache_backend(BACKEND, create_cache)
     register_tree_core_backend("sam_python", create_tree_core)
+    register_tree_core_backend("sam_rust", create_rust_tree_core)
     if upstream.resolve(upstream.PATCH_MARKERS["kv-hint-ingress"]) is not None:
         from sglang.srt.managers.kv_hint_ingress import register_kv_hint_ingress
 
@@ -39,9 +40,10 @@ def create_cache(ctx: Any) -> Any:
     _refuse_unsupported(ctx)
     from sglang.srt.mem_cache.registry import create_unified_radix_cache
 
-    from sam.srt.mem_cache.cache import TREE_CORE_BACKEND, SessionRadixCache
+    from sam.config import load_config
+    from sam.srt.mem_cache.cache import SessionRadixCache
 
-    ctx.params.tree_core_backend = TREE_CORE_BACKEND
+    ctx.params.tree_core_backend = f"sam_{load_config().tree_core}"
     return create_unified_radix_cache(ctx, cache_class=SessionRadixCache)
 
 
@@ -49,6 +51,12 @@ def create_tree_core(params: Any, components: dict[Any, Any]) -> Any:
     from sam.srt.mem_cache.tree_core import SessionTreeCore
 
     return SessionTreeCore(params, components)
+
+
+def create_rust_tree_core(params: Any, components: dict[Any, Any]) -> Any:
+    from sam.srt.mem_cache.shadow_core import create_shadow_core
+
+    return create_shadow_core(params, components)
 
 
 def create_ingress(tokenizer_manager: Any) -> Any | None:

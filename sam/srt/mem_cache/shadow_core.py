@@ -1,0 +1,321 @@
+"""The session tree core over the unmodified Rust TreeCore: order of victims, chosen nodes.
+
+Owns which leaf goes next on either tier, the dropping of a chosen node, and the proof before
+each such command: a wrong one would poison the core's mutex and end the scheduler. Must
+never decide *what* to drop or move (the tier manager does), nor touch a locked node. With
+no tags the order is the core's own.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from sglang.srt.environ import envs
+from sglang.srt.mem_cache.unified_cache.components import BASE_COMPONENT_TYPE
+from sglang.srt.mem_cache.unified_cache.tree_core_registry import resolve_tree_core_backend
+from sglang.srt.mem_cache.unified_cache.unified_tree_core_interface import (
+    BaseEvictionResult,
+    DemoteResult,
+    DriveHostEvictionResult,
+    EvictDeviceNextNodeResult,
+)
+
+from sam.srt.mem_cache.shadow_follow import FollowedTreeCore, Mismatch
+from sam.srt.mem_cache.shadow_sync import compare, is_unlocked
+from sam.srt.mem_cache.shadow_tree import ShadowNode, is_device_leaf
+from sam.srt.mem_cache.tree_core import DropResult, SessionTreeCore
+
+logger = logging.getLogger(__name__)
+
+
+def create_shadow_core(params: Any, components: dict[Any, Any]) -> Any:
+    """Factory of the tree core backend `sam_rust`; the Python core where Rust cannot serve."""
+    reason = None
+    if set(components) != {BASE_COMPONENT_TYPE}:
+        reason = "only full attention is followed"
+    elif params.eviction_policy.lower() != "lru":
+        reason = f"the eviction policy {params.eviction_policy} is not followed"
+    elif params.is_eagle:
+        reason = "bigram keys are not followed"
+    elif resolve_tree_core_backend("rust", params) != "rust":
+        reason = "SGLang falls back (see its message above)"
+    if reason is None:
+        return ShadowTreeCore(params)
+    logger.warning("sam: using the Python tree core: %s", reason)
+    return SessionTreeCore(params, components)
+
+
+class _Walk:
+    """One device eviction in our order. `given`: victims that the controller got."""
+
+    __slots__ = ("given", "request")
+
+    def __init__(self, request: int) -> None:
+        self.request = request
+        self.given: list[ShadowNode] = []
+
+
+def absorb(into: BaseEvictionResult, part: BaseEvictionResult) -> None:
+    """Move what one step freed into the result of several."""
+    for component, n_tokens in part.tracker.items():
+        into.tracker[component] += n_tokens
+    for ours, theirs in (
+        (into.device_frees, part.device_frees),
+        (into.host_frees, part.host_frees),
+    ):
+        for component, tensors in theirs.items():
+            ours[component].extend(tensors)
+        theirs.clear()
+    into.cache_actions.extend(part.cache_actions)
+    part.cache_actions.clear()
+
+
+class ShadowTreeCore(FollowedTreeCore):
+    """Offers what `SessionTreeCore` offers; its nodes are `ShadowNode`s."""
+
+    _walk: _Walk | None = None
+
+    # -- device eviction ----------------------------------------------------------
+
+    def evict_device_start(self, component_type: Any, request_cnt: int) -> None:
+        if self.ordering:
+            self._walk = _Walk(request_cnt)
+        else:
+            super().evict_device_start(component_type, request_cnt)
+
+    def evict_device_next_node(self, component_type: Any, tracker: Any) -> Any:
+        if self._walk is None:
+            return super().evict_device_next_node(component_type, tracker)
+        node_id, attempts = None, 0
+        while self.ordering and attempts < 3:
+            try:
+                node_id = self._next_victim(self._walk, tracker.get(component_type, 0))
+                break
+            except Exception as error:
+                attempts += 1
+                self._mismatch(error)
+        if self.ordering and attempts < 3:
+            return EvictDeviceNextNodeResult(node_id=node_id, made_progress=node_id is not None)
+        request, self._walk = self._walk.request, None
+        super().evict_device_start(component_type, request)
+        return super().evict_device_next_node(component_type, tracker)
+
+    def evict_device_end(self, component_type: Any) -> None:
+        walk, self._walk = self._walk, None
+        if walk is None:
+            super().evict_device_end(component_type)
+            return
+        self._follow(self._put_back, walk)
+
+    def evict_device_leaf(self, node_id: int, is_write_back: bool) -> Any:
+        result = super().evict_device_leaf(node_id, is_write_back)
+        if result.backup_kv is None:
+            self._follow(self._saw_device_leaf_go, node_id)
+        return result
+
+    def demote(self, node_id: int) -> Any:
+        if self.ordering:
+            node = self.shadow.nodes.get(node_id)
+            if node is None or not node.backuped or not self._may_leave_device(node):
+                self._mismatch(Mismatch(f"node {node_id} cannot be demoted"))
+                if self.ordering:
+                    return DemoteResult()
+        result = super().demote(node_id)
+        self._follow(self._saw_device_leaf_go, node_id)
+        return result
+
+    def drop_subtree_no_host(self, node_id: int) -> Any:
+        below: list[ShadowNode] = []
+        self._follow(self._unguard_below, node_id, below)
+        result = super().drop_subtree_no_host(node_id)
+        self._follow(self._saw_subtree, node_id, below, result.is_dropped)
+        return result
+
+    def _next_victim(self, walk: _Walk, evicted_tokens: int) -> int | None:
+        if evicted_tokens >= walk.request:
+            return None
+        node = self.shadow.device_leaves.pop()
+        if node is None:
+            if self.full_evictable_size() and not any(n.device for n in walk.given):
+                raise Mismatch("the core has evictable tokens, the shadow no leaf")
+            return None
+        walk.given.append(node)
+        if not self._may_leave_device(node):
+            raise Mismatch(f"node {node.id} is no evictable device leaf")
+        return node.id
+
+    def _put_back(self, walk: _Walk) -> None:
+        """Victims that stayed, because their backup failed, are leaves as before."""
+        for node in walk.given:
+            if self.shadow.nodes.get(node.id) is node:
+                self.shadow.offer(node)
+
+    def _saw_device_leaf_go(self, node_id: int) -> None:
+        node = self.shadow.nodes[node_id]
+        if node.backuped:
+            self.shadow.lose_device(node)
+        else:
+            self._delete(node)
+
+    def _unguard_below(self, node_id: int, below: list[ShadowNode]) -> None:
+        stack = list(self.shadow.nodes[node_id].children.values())
+        while stack:
+            node = stack.pop()
+            below.append(node)
+            stack.extend(node.children.values())
+            self._unguard(node)
+
+    def _saw_subtree(self, node_id: int, below: list[ShadowNode], is_dropped: bool) -> None:
+        if not is_dropped:
+            for node in below:
+                self._guard(node)
+            return
+        for node in reversed(below):
+            self._delete(node)
+        self._delete(self.shadow.nodes[node_id])
+
+    # -- host eviction ------------------------------------------------------------
+
+    def drive_host_eviction(self, component_type: Any, num_tokens: int) -> Any:
+        if not self.ordering or component_type != BASE_COMPONENT_TYPE:
+            return super().drive_host_eviction(component_type, num_tokens)
+        result = DriveHostEvictionResult()
+        self._follow(self._free_host_tokens, result, num_tokens)
+        missing = num_tokens - result.tracker.get(component_type, 0)
+        if not self.ordering and missing > 0:
+            absorb(result, super().drive_host_eviction(component_type, missing))
+        return result
+
+    def _free_host_tokens(self, result: Any, num_tokens: int) -> None:
+        freed = 0
+        if self.is_write_back and not envs.SGLANG_HICACHE_SKIP_HOST_DUPLICATE_RECLAIM.get():
+            freed = self._reclaim_duplicates(result, num_tokens)
+        while freed < num_tokens:
+            node = self.shadow.host_leaves.pop()
+            if node is None:
+                return
+            freed += self._free_host(node, result)
+
+    def _reclaim_duplicates(self, result: Any, num_tokens: int) -> int:
+        """Host copies of what is on device too, oldest first; leaves, which are about to
+        be demoted for free, only if nothing else is left."""
+        shadow, freed, swept = self.shadow, 0, []
+        for spare_leaves in (True, False):
+            for node_id in shadow.duplicates:
+                if freed >= num_tokens:
+                    break
+                node = shadow.nodes[node_id]
+                if not (node.device and node.backuped):
+                    swept.append(node_id)
+                elif not (spare_leaves and is_device_leaf(node)) and _is_settled(node):
+                    freed += self._free_host(node, result)
+                    swept.append(node_id)
+        for node_id in swept:
+            shadow.duplicates.pop(node_id, None)
+        return freed
+
+    def _free_host(self, node: ShadowNode, result: Any) -> int:
+        """Free the host copy of one node, which is a host leaf or a settled duplicate: with
+        its guard gone it is the only one that the core can take."""
+        self._unguard(node)
+        part = super().drive_host_eviction(BASE_COMPONENT_TYPE, 1)
+        freed = part.tracker.get(BASE_COMPONENT_TYPE, 0)
+        absorb(result, part)
+        if freed != node.n_tokens:
+            raise Mismatch(f"host copy of node {node.id}: freed {freed} of {node.n_tokens}")
+        if node.device:
+            self.shadow.set_host(node, False)
+        else:
+            self._delete(node)
+        return freed
+
+    def _delete(self, node: ShadowNode) -> None:
+        self.tags.on_delete(node)
+        self.shadow.delete(node)
+
+    # -- proof --------------------------------------------------------------------
+
+    def raw_lock(self, node_id: int) -> Any:
+        """The plain core's lock, which the shadow does not see."""
+        return super().inc_lock_ref(node_id)
+
+    def raw_unlock(self, node_id: int, taken: Any) -> None:
+        super().dec_lock_ref(node_id, taken.to_dec_params())
+
+    def _may_leave_device(self, node: ShadowNode) -> bool:
+        """Whether the core, too, takes the node for an unlocked leaf on device."""
+        if node.parent is None:
+            return False
+        try:
+            info = self.collect_path_info([node.id])[0][-1]
+            shape = (node.parent.id, node.n_tokens, len(node.children))
+            return (
+                (info.parent_id, info.full_value_len, info.num_children) == shape
+                and all(self.is_full_device_evicted(child_id) for child_id in node.children)
+                and is_unlocked(self, node.id, info.full_value_len)
+            )
+        except KeyError:
+            return False
+
+    # -- commands on a chosen node ------------------------------------------------
+
+    def find_node(self, node_id: int) -> ShadowNode | None:
+        """The live node, or None if it was deleted."""
+        return self.shadow.nodes.get(node_id) if self.ordering else None
+
+    def live_nodes(self) -> list[ShadowNode]:
+        """All nodes but the root, in order of creation."""
+        return [node for node in self.shadow.nodes.values() if node.parent is not None]
+
+    def tokens_of(self, node: ShadowNode) -> tuple[int, int]:
+        """(device, host) tokens that the node holds; both, where it sits on both tiers."""
+        n_tokens = node.n_tokens
+        return n_tokens if node.device else 0, n_tokens if node.backuped else 0
+
+    def is_locked(self, node: ShadowNode) -> bool:
+        """In use by a request or a transfer, on any tier."""
+        if node.below or node.host_locks:
+            return True
+        if not node.n_device or node.parent is None:
+            return False
+        return not is_unlocked(self, node.id, node.n_tokens)
+
+    def drop_leaf(self, node: ShadowNode) -> DropResult:
+        """Free one childless node on both tiers; `dropped` is False if it is in use."""
+        result = DropResult()
+        if self.find_node(node.id) is not node or node.children or self.is_locked(node):
+            return result
+        device, host = self.tokens_of(node)
+        if device and not self._may_leave_device(node):
+            self._mismatch(Mismatch(f"node {node.id} cannot be dropped"))
+            return result
+        if device:
+            absorb(result, self._drop_device(node))
+        if host and self.ordering:
+            self._follow(self._free_host, node, result)
+        result.dropped, result.device_tokens, result.host_tokens = True, device, host
+        return result
+
+    def _drop_device(self, node: ShadowNode) -> BaseEvictionResult:
+        if self.is_write_back and not node.backuped:
+            return self.drop_subtree_no_host(node.id)
+        return self.evict_device_leaf(node.id, self.is_write_back)
+
+    unbacked_chain = SessionTreeCore.unbacked_chain
+
+    def check_tags(self) -> None:
+        """Raise AssertionError if the tags, the shadow and the core disagree."""
+        if self.ordering:
+            self.tags.check(self.shadow.nodes)
+            errors = compare(self, self.shadow)
+            assert not errors, "; ".join(errors[:10])
+
+
+def _is_settled(node: ShadowNode) -> bool:
+    """No transfer reads or writes the node's host copy."""
+    return (
+        node.write_through_pending_id is None
+        and node.load_back_pending_id is None
+        and not node.host_locks
+    )

@@ -1,0 +1,281 @@
+"""A shadow of the tree core's tree: shape, tiers, locks and recency of every node.
+
+Owns pure bookkeeping, no tokens and no tensors, and the order of leaves on both tiers. Must
+never call the core: `shadow_core.py` tells it what the core did.
+
+Recency. The core touches every node of a path that a match or an insert walks. Here only
+the deepest one and the device-evicted ones above it are touched; `thru` is the last such
+walk, and a node that leaves the device hands it to its parent, the only one that can become
+a leaf by that. `lat` is what orders a leaf: a split or a host insert raises it alone.
+
+Locks. The core locks a node and all above. Here `below` counts the locks at a node and at
+device-evicted nodes right below it: what a device leaf or a host leaf has to know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from sam.core.retention import RetentionClass
+from sam.srt.mem_cache.shadow_queue import LeafQueue
+
+_N_CLASSES = max(RetentionClass) + 1
+_NO_CHILDREN: dict[int, ShadowNode] = {}
+
+
+class ShadowNode:
+    """One node. `end`: tokens from the root to its end; `guard`: the core's receipt."""
+
+    __slots__ = (
+        "backuped",
+        "below",
+        "children",
+        "device",
+        "end",
+        "guard",
+        "host_locks",
+        "id",
+        "lat",
+        "load_back_pending_id",
+        "n_device",
+        "parent",
+        "thru",
+        "write_through_pending_id",
+    )
+
+    def __init__(self, node_id: int, parent: ShadowNode | None, end: int) -> None:
+        self.id = node_id
+        self.parent = parent
+        self.end = end
+        self.children = _NO_CHILDREN
+        self.device = self.backuped = False
+        self.n_device = self.below = self.host_locks = self.lat = self.thru = 0
+        self.guard: Any = None
+        self.write_through_pending_id: int | None = None
+        self.load_back_pending_id: int | None = None
+
+    @property
+    def n_tokens(self) -> int:
+        return self.end - self.parent.end if self.parent is not None else 0
+
+    @property
+    def key(self) -> range:
+        """Stands in for the key where only its length counts."""
+        return range(self.n_tokens)
+
+    @property
+    def evicted(self) -> bool:
+        return not self.device
+
+
+def is_device_leaf(node: ShadowNode) -> bool:
+    """On device, nothing below it on device, unlocked, not the root."""
+    return node.device and not node.n_device and not node.below and node.parent is not None
+
+
+def is_host_leaf(node: ShadowNode) -> bool:
+    """On host only, childless, unlocked on both tiers."""
+    return (
+        not node.device
+        and node.backuped
+        and not node.children
+        and not node.below
+        and not node.host_locks
+    )
+
+
+class ShadowTree:
+    """See the module. `class_of` is asked for the retention class of a leaf."""
+
+    def __init__(self, root_id: int, class_of: Callable[[ShadowNode], int]) -> None:
+        self.root = ShadowNode(root_id, None, 0)
+        self.root.device = True
+        self.nodes: dict[int, ShadowNode] = {root_id: self.root}
+        self.clock = 0
+        self.device_leaves = LeafQueue(self.nodes, _N_CLASSES, is_device_leaf, class_of)
+        self.host_leaves = LeafQueue(self.nodes, _N_CLASSES, is_host_leaf, class_of)
+        self.duplicates: dict[int, None] = {}
+        self.segments: dict[tuple[int, Any], list[Any]] = {}
+
+    # -- shape --------------------------------------------------------------------
+
+    def add_leaf(
+        self, node_id: int, parent: ShadowNode, n_tokens: int, *, host: bool
+    ) -> ShadowNode:
+        """A new leaf, on host if `host`, else on device."""
+        assert node_id not in self.nodes and n_tokens > 0
+        node = self.nodes[node_id] = ShadowNode(node_id, parent, parent.end + n_tokens)
+        self.adopt(parent, node)
+        node.lat = self.tick()
+        if host:
+            node.backuped = True
+            self.host_leaves.offer(node)
+        else:
+            node.device = True
+            node.thru = node.lat
+            parent.n_device += 1
+            self.device_leaves.offer(node)
+        return node
+
+    def split(self, upper_id: int, lower: ShadowNode, end: int, *, on_path: bool) -> ShadowNode:
+        """`lower` lost its head, up to `end`, to the new node; `on_path`: by a walk from
+        the root."""
+        parent = lower.parent
+        assert upper_id not in self.nodes and parent.end < end < lower.end
+        upper = self.nodes[upper_id] = ShadowNode(upper_id, parent, end)
+        del parent.children[lower.id]
+        self.adopt(parent, upper)
+        self.adopt(upper, lower)
+        lower.parent = upper
+        upper.device, upper.backuped = lower.device, lower.backuped
+        upper.n_device, upper.below = (1, 0) if lower.device else (0, lower.below)
+        upper.host_locks = lower.host_locks
+        upper.write_through_pending_id = lower.write_through_pending_id
+        upper.load_back_pending_id = lower.load_back_pending_id
+        upper.lat = self.tick()
+        upper.thru = upper.lat if on_path else lower.thru
+        for segment in self.segments.values() if lower.host_locks else ():
+            if segment[1] == lower.id:
+                segment[1] = upper_id
+        lower.lat = self.tick()
+        self.offer(lower)
+        self.update_duplicate(upper)
+        return upper
+
+    def delete(self, node: ShadowNode) -> None:
+        """A childless node is gone from all tiers."""
+        assert not node.children and not node.below and node.parent is not None
+        if node.device:
+            self.lose_device(node)
+        self.device_leaves.forget(node)
+        self.host_leaves.forget(node)
+        self.duplicates.pop(node.id, None)
+        del node.parent.children[node.id]
+        del self.nodes[node.id]
+        self.offer(node.parent)
+
+    # -- tiers --------------------------------------------------------------------
+
+    def gain_device(self, node: ShadowNode) -> None:
+        """Device values are there, by a load or by an insert that brought its own."""
+        if node.device:
+            return
+        node.device = True
+        node.parent.n_device += 1
+        node.parent.below -= node.below
+        self.host_leaves.forget(node)
+        self.device_leaves.offer(node)
+
+    def lose_device(self, node: ShadowNode) -> None:
+        parent = node.parent
+        assert node.device and not node.n_device
+        node.device = False
+        parent.n_device -= 1
+        parent.below += node.below
+        parent.lat = max(parent.lat, node.thru)
+        parent.thru = max(parent.thru, node.thru)
+        self.device_leaves.forget(node)
+        self.offer(parent)
+        self.offer(node)
+
+    def set_host(self, node: ShadowNode, backuped: bool) -> None:
+        node.backuped = backuped
+        self.offer(node)
+
+    def update_duplicate(self, node: ShadowNode) -> None:
+        """As the core does where a host copy becomes, or stops being, redundant."""
+        if (
+            node.device
+            and node.backuped
+            and node.parent is not None
+            and node.write_through_pending_id is None
+            and node.load_back_pending_id is None
+        ):
+            self.duplicates.setdefault(node.id)
+        else:
+            self.duplicates.pop(node.id, None)
+
+    # -- recency ------------------------------------------------------------------
+
+    def tick(self) -> int:
+        self.clock += 1
+        return self.clock
+
+    def touch(self, node: ShadowNode) -> None:
+        """A walk from the root ended here."""
+        now = self.tick()
+        node.lat = node.thru = now
+        if not node.device:
+            self.host_leaves.offer(node)
+            while not node.device:
+                node = node.parent
+                node.lat = node.thru = now
+        self.device_leaves.offer(node)
+
+    def touch_alone(self, nodes: Iterable[ShadowNode]) -> None:
+        """A walk that began below the root passed these."""
+        for node in nodes:
+            node.lat = self.tick()
+            self.offer(node)
+
+    def offer(self, node: ShadowNode) -> None:
+        """Queue the node where it is a leaf."""
+        if node.device:
+            self.device_leaves.offer(node)
+        else:
+            self.host_leaves.offer(node)
+
+    def reclass(self, node: ShadowNode) -> None:
+        """The class of the node and of what is above it may have changed."""
+        if self.nodes.get(node.id) is not node:
+            return
+        self.offer(node)
+        while not node.device:
+            node = node.parent
+        self.device_leaves.offer(node)
+
+    # -- locks --------------------------------------------------------------------
+
+    def lock(self, node: ShadowNode) -> None:
+        node.below += 1
+        while not node.device:
+            node = node.parent
+            node.below += 1
+
+    def unlock(self, node: ShadowNode) -> None:
+        assert node.below > 0, f"node {node.id} is not locked"
+        first = node
+        node.below -= 1
+        while not node.device:
+            node = node.parent
+            node.below -= 1
+        if not node.below:
+            self.device_leaves.offer(node)
+        if not first.device and not first.below:
+            self.host_leaves.offer(first)
+
+    def lock_host(self, node: ShadowNode, boundary: Any) -> None:
+        """A host lock anchored here; it grows over heads that are split off later."""
+        node.host_locks += 1
+        segment = self.segments.setdefault((node.id, boundary), [node.id, node.id, 0])
+        segment[2] += 1
+
+    def unlock_host(self, node: ShadowNode, boundary: Any) -> None:
+        segment = self.segments[(node.id, boundary)]
+        segment[2] -= 1
+        if not segment[2]:
+            del self.segments[(node.id, boundary)]
+        while True:
+            node.host_locks -= 1
+            if not node.host_locks:
+                self.offer(node)
+            if node.id == segment[1]:
+                return
+            node = node.parent
+
+    @staticmethod
+    def adopt(parent: ShadowNode, node: ShadowNode) -> None:
+        if parent.children is _NO_CHILDREN:
+            parent.children = {}
+        parent.children[node.id] = node

@@ -1,0 +1,238 @@
+"""Twins of real `UnifiedRadixCache`s: sam on the Rust core beside the stock Rust core.
+
+Owns: the second kind of rig, random operations on both at once, and the comparison of
+everything that can be seen of them. Must never tell one twin what the other did.
+"""
+
+import random
+from array import array
+
+import torch
+from harness_cache import Rig
+from harness_pools import fingerprints
+from sglang.srt.mem_cache.base_prefix_cache import EvictParams, MatchPrefixParams
+from sglang.srt.mem_cache.cache_init_params import CacheInitParams
+from sglang.srt.mem_cache.radix_cache import RadixKey
+from sglang.srt.mem_cache.unified_cache.components import ComponentType
+from sglang.srt.mem_cache.unified_cache.tree_core_registry import (
+    get_tree_core_factory,
+    register_tree_core_backend,
+)
+from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
+
+from sam.config import SamConfig
+from sam.srt.mem_cache.cache import SessionRadixCache
+from sam.srt.mem_cache.shadow_core import create_shadow_core
+
+BACKEND = "sam_rust"
+
+
+class ShadowRig(Rig):
+    """A rig on the Rust core; `stock`: without sam."""
+
+    def _make_cache(self, stock, config):
+        if get_tree_core_factory(BACKEND) is None:
+            register_tree_core_backend(BACKEND, create_shadow_core)
+        self._params = CacheInitParams(
+            disable=False,
+            req_to_token_pool=self.pool,
+            token_to_kv_pool_allocator=self.allocator,
+            page_size=self.page_size,
+            tree_components=(ComponentType.FULL,),
+            tree_core_backend="rust" if stock else BACKEND,
+        )
+        self.stock = stock
+        if stock:
+            return UnifiedRadixCache(self._params)
+        self.config = config or SamConfig(raise_on_error=True)
+        return SessionRadixCache(self._params, config=self.config)
+
+    @property
+    def host_pool(self):
+        return self.cache.cache_controller.mem_pool_host.anchor_entry.host_pool
+
+    def check_balance(self):
+        core = self.cache.tree_core
+        in_tree = core.full_evictable_size() + core.full_protected_size()
+        assert self.allocator.available_size() + in_tree + self.held() == self.tokens
+        values = core.all_values_flatten()
+        assert len(values) == in_tree
+        assert len(torch.unique(values)) == len(values), "a slot is in the tree twice"
+
+    def check_shadow(self):
+        core = self.cache.tree_core
+        assert core.ordering and core.n_mismatches == 0
+        core.check_tags()
+
+    def check_idle(self):
+        super().check_idle()
+        if not self.stock and self.cache.tree_core.n_mismatches == 0:
+            self.check_shadow()
+
+    def seen(self):
+        """What a caller can see: free lists in order, sizes."""
+        core = self.cache.tree_core
+        free = self.allocator.get_all_free_pages().tolist()
+        host = []
+        if self.cache.cache_controller is not None:
+            pool = self.host_pool
+            host = torch.cat([pool.free_slots, *pool.release_slots]).tolist()
+        sizes = (core.full_evictable_size(), core.full_protected_size(), core.total_size())
+        return free, host, sizes, core.write_back_duplicate_reclaim_digest
+
+    def refill_from_pool(self, ids, from_root):
+        """Source: `UnifiedRadixCache._handle_prefetch_result`, with made-up hashes."""
+        cache, core = self.cache, self.cache.tree_core
+        found = cache.match_prefix(MatchPrefixParams(key=RadixKey(array("q", ids), None)))
+        anchor, start = found.last_host_node, found.device_prefix_len + found.host_hit_length
+        if from_root:
+            anchor, start = core.root_node_handle(), 0
+        key = RadixKey(array("q", ids[start:]), None).page_aligned(self.page_size)
+        if not len(key):
+            return found
+        lock = cache.inc_host_lock_ref(anchor).to_dec_params()
+        pool = cache.cache_controller.mem_pool_host
+        if pool.available_size() < len(key):
+            cache.evict_host(len(key) - pool.available_size())
+        slots = pool.alloc(len(key))
+        result = None
+        if slots is not None:
+            content = fingerprints(ids)[start : start + len(key)]
+            self.host_pool.kv_buffer[:, :, slots] = content[:, None, None]
+            hashes = [f"{i:064x}" for i in range(len(key) // self.page_size)]
+            result = core.insert_host(anchor, key, slots, hashes)
+            cache._apply_cache_actions(result.cache_actions)
+            kept_from = len(key) if result.host_insert_dropped else result.prefix_len
+            if kept_from:
+                pool.free(slots[:kept_from])
+        cache.dec_host_lock_ref(anchor, lock)
+        return found, result
+
+
+class ShadowTwin:
+    """The same calls on both; every answer must agree, and the shadow with its core."""
+
+    def __init__(self, make, **settings):
+        self.rigs = [make(**settings), make(stock=True, **settings)]
+        self.sam, self.stock = self.rigs
+        self.queued, self.running, self.texts = [], [], [[]]
+        self.n_host_ops = 0
+
+    def both(self, call):
+        ours, theirs = [call(rig, i) for i, rig in enumerate(self.rigs)]
+        assert repr(ours) == repr(theirs)
+        return ours
+
+    def queue(self, ids):
+        self.queued.append([rig.queue(ids, rid=f"q{len(self.texts)}") for rig in self.rigs])
+        self.texts.append(ids)
+
+    def admit(self, pair, chunk):
+        def call(rig, i):
+            done = rig.admit(pair[i], chunk=chunk)
+            req = pair[i]
+            return done, req.prefix_len, req.extend_end, req.host_loaded_length, req.last_node
+
+        if self.both(call)[0] and pair in self.queued:
+            self.queued.remove(pair)
+            self.running.append(pair)
+
+    def finish(self, pair, how):
+        self.texts.append(self.sam.full_ids(pair[0]))
+        for rig, req in zip(self.rigs, pair, strict=True):
+            rig.finish(req, how) if rig.prefilled(req) else rig.abort_chunked(req)
+        self.running.remove(pair)
+
+    def retract(self, pair):
+        for rig, req in zip(self.rigs, pair, strict=True):
+            rig.retract(req)
+        self.running.remove(pair)
+        self.queued.append(pair)
+
+    def check(self, *, deep):
+        self.both(lambda rig, i: rig.seen())
+        if deep:
+            shadow = self.sam.cache.tree_core.shadow
+            ids = list(shadow.nodes)
+            self.both(lambda rig, i: rig.cache.tree_core.collect_path_info(ids))
+            self.both(lambda rig, i: [rig.cache.tree_core.is_backuped(n) for n in ids])
+            self.sam.check_shadow()
+
+    def drain(self):
+        for rig in self.rigs:
+            rig.slow_transfers = ""
+        for pair in list(self.running):
+            self.finish(pair, "stop")
+        for pair in self.queued:
+            for rig, req in zip(self.rigs, pair, strict=True):
+                rig.abort_queued(req)
+        self.check(deep=True)
+
+
+def random_text(twin, rng):
+    head = rng.choice(twin.texts[-30:])
+    cut = rng.choice([0, 5, 16, 40, 90])
+    return head[:cut] + [rng.randrange(3) * 50 + i for i in range(rng.randrange(1, 30))]
+
+
+def one_op(twin, rng, hicache):
+    op = rng.random()
+    prefilled = [p for p in twin.running if twin.sam.prefilled(p[0])]
+    chunked = [p for p in twin.running if p not in prefilled]
+    if op < 0.26 and len(twin.queued) + len(twin.running) < 6:
+        twin.queue(random_text(twin, rng))
+    elif op < 0.50 and (twin.queued or chunked):
+        pair = rng.choice(chunked or twin.queued)
+        if not pair[0].kv.holds_kv or twin.sam.has_room(pair[0]):
+            twin.admit(pair, rng.choice([None, None, 16]))
+    elif op < 0.60 and prefilled:
+        pair = rng.choice(prefilled)
+        if twin.sam.has_room(pair[0]):
+            for rig, req in zip(twin.rigs, pair, strict=True):
+                rig.decode(req, 2)
+    elif op < 0.76 and twin.running:
+        twin.finish(rng.choice(twin.running), rng.choice(["stop", "length", "abort"]))
+    elif op < 0.79 and prefilled:
+        twin.retract(rng.choice(prefilled))
+    elif op < 0.83:
+        n = rng.choice([1, 16, 40])
+        twin.both(lambda rig, i: rig.cache.evict(EvictParams(num_tokens=n)))
+    elif op < 0.91 and hicache:
+        host_op(twin, rng)
+    elif op < 0.912 and not twin.running and not twin.queued:
+        for rig in twin.rigs:
+            rig.slow_transfers = ""
+            rig.step()
+            rig.flush()
+    else:
+        for rig in twin.rigs:
+            rig.step()
+
+
+def host_op(twin, rng):
+    kind = rng.random()
+    twin.n_host_ops += 1
+    if kind < 0.3:
+        n = rng.choice([1, 16, 50])
+        twin.both(lambda rig, i: rig.cache.evict_host(n))
+    elif kind < 0.8:
+        ids, from_root = random_text(twin, rng), rng.random() < 0.4
+        twin.texts.append(ids)
+        twin.both(lambda rig, i: rig.refill_from_pool(ids, from_root))
+    else:
+        slow = rng.choice(["", "", "write", "load", "both"])
+        for rig in twin.rigs:
+            rig.slow_transfers = slow
+
+
+def run_twin(make, n_ops, seed, *, hicache, page_size, host_ratio=1.5, deep_every=5):
+    settings = {"page_size": page_size, "tokens": 256, "hicache": hicache != "off"}
+    if hicache != "off":
+        settings |= {"write_policy": hicache, "host_ratio": host_ratio}
+    twin = ShadowTwin(make, **settings)
+    rng = random.Random(seed)
+    for i in range(n_ops):
+        one_op(twin, rng, hicache != "off")
+        twin.check(deep=i % deep_every == 0)
+    twin.drain()
+    return twin
