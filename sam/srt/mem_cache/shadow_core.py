@@ -236,13 +236,6 @@ class ShadowTreeCore(FollowedTreeCore):
 
     # -- proof --------------------------------------------------------------------
 
-    def raw_lock(self, node_id: int) -> Any:
-        """The plain core's lock, which the shadow does not see."""
-        return super().inc_lock_ref(node_id)
-
-    def raw_unlock(self, node_id: int, taken: Any) -> None:
-        super().dec_lock_ref(node_id, taken.to_dec_params())
-
     def _may_leave_device(self, node: ShadowNode) -> bool:
         """Whether the core, too, takes the node for an unlocked leaf on device."""
         if node.parent is None:
@@ -253,6 +246,7 @@ class ShadowTreeCore(FollowedTreeCore):
             return (
                 (info.parent_id, info.full_value_len, info.num_children) == shape
                 and all(self.is_full_device_evicted(child_id) for child_id in node.children)
+                and self.is_backuped(node.id) == node.backuped
                 and is_unlocked(self, node.id, info.full_value_len)
             )
         except KeyError:

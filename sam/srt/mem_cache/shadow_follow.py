@@ -50,7 +50,9 @@ class FollowedTreeCore(RustUnifiedTreeCore):
         super().set_host_memory_buffer_only()
         self.tags = ShadowTags()
         self.tags.changed = self._class_changed
+        self.tags.faulted = self._mismatch
         self.n_mismatches = self.n_unseen_touches = 0
+        self._rebuilding = False
         self._start_over()
 
     def reset(self) -> None:
@@ -93,7 +95,10 @@ class FollowedTreeCore(RustUnifiedTreeCore):
             )
         if not self.ordering:
             return
+        if self._rebuilding:
+            raise error
         self._n_rebuilds += 1
+        self._rebuilding = True
         try:
             if self._n_rebuilds > MAX_REBUILDS:
                 raise Mismatch("too many rebuilds")
@@ -107,6 +112,8 @@ class FollowedTreeCore(RustUnifiedTreeCore):
                         self._guard(node)
         except Exception as again:
             self._go_on_alone(again)
+        finally:
+            self._rebuilding = False
 
     def _go_on_alone(self, error: Exception) -> None:
         logger.error("sam: the tree core goes on in stock order until a flush: %r", error)
@@ -286,6 +293,13 @@ class FollowedTreeCore(RustUnifiedTreeCore):
             except Exception as error:
                 self._mismatch(error)
         return result
+
+    def raw_lock(self, node_id: int) -> Any:
+        """The plain core's lock, which the shadow does not see."""
+        return super().inc_lock_ref(node_id)
+
+    def raw_unlock(self, node_id: int, taken: Any) -> None:
+        super().dec_lock_ref(node_id, taken.to_dec_params())
 
     def inc_host_lock_ref(self, node_id: int) -> Any:
         result = super().inc_host_lock_ref(node_id)

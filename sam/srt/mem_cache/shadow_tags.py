@@ -1,6 +1,6 @@
-"""Ownership tags that say whose class may have changed.
+"""Ownership tags that say whose class may have changed, and when they are inconsistent.
 
-Owns the notice only. Must never change what a tag means: that is `ownership.py`.
+Owns the notices only. Must never change what a tag means: that is `ownership.py`.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ from sam.srt.mem_cache.ownership import OwnershipTags, Tag
 
 
 class ShadowTags(OwnershipTags):
-    """`changed(node)`: the class of the node, and of what is above it, may be another."""
+    """`changed(node)`: the class of the node, and of what is above it, may be another.
+    `faulted(error)`: the paths that the tags counted on are not there any more."""
 
     changed: Callable[[Any], None] | None = None
+    faulted: Callable[[Exception], None] | None = None
 
     def class_of(self, node: Any) -> int:
         """Retention class as a plain number; cheap while there are no sessions."""
@@ -24,11 +26,27 @@ class ShadowTags(OwnershipTags):
             return int(RetentionClass.PLAIN)
         return int(self.retention_class(node, node.backuped))
 
+    def set_branch(self, ref: SessionRef, leaf: Any, cls: int) -> None:
+        try:
+            super().set_branch(ref, leaf, cls)
+        except (KeyError, AttributeError, AssertionError) as error:
+            self._fault(error)
+
     def set_class(self, ref: SessionRef, cls: int) -> None:
-        super().set_class(ref, cls)
-        anchor = self.current(ref)
-        if anchor is not None:
-            self._notify(anchor)
+        try:
+            super().set_class(ref, cls)
+            anchor = self.current(ref)
+            if anchor is not None:
+                self._notify(anchor)
+        except (KeyError, AttributeError, AssertionError) as error:
+            self._fault(error)
+
+    def release(self, ref: SessionRef) -> list[Any]:
+        try:
+            return super().release(ref)
+        except (KeyError, AttributeError, AssertionError) as error:
+            self._fault(error)
+            return []
 
     def _add(self, tag: Tag) -> Tag:
         super()._add(tag)
@@ -51,3 +69,8 @@ class ShadowTags(OwnershipTags):
     def _notify(self, node: Any) -> None:
         if self.changed is not None:
             self.changed(node)
+
+    def _fault(self, error: Exception) -> None:
+        if self.faulted is None:
+            raise error
+        self.faulted(error)
