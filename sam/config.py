@@ -30,6 +30,7 @@ class SamConfig(msgspec.Struct, frozen=True, kw_only=True):
     prefetch_lease_s: float = 30.0
     prefetch_pool_share: float = 0.5
     max_pending_actions: int = 1_024
+    max_in_flight_actions: int = 512
     max_remembered_actions: int = 4_096
     hint_result_ttl_s: float = 300.0
     max_hint_results: int = 4_096

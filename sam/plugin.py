@@ -75,7 +75,7 @@ def create_ingress(tokenizer_manager: Any) -> Any | None:
 
 
 def _refuse_unsupported(ctx: Any) -> None:
-    from sglang.srt.runtime_context import get_memory
+    from sglang.srt.runtime_context import get_memory, get_serving
 
     reason = None
     if ctx.is_hybrid_swa or ctx.is_hybrid_ssm:
@@ -86,6 +86,11 @@ def _refuse_unsupported(ctx: Any) -> None:
         )
     elif ctx.disable_radix_cache:
         reason = "--disable-radix-cache leaves nothing to manage"
+    elif get_serving().tokenizer_worker_num > 1:
+        reason = (
+            "--tokenizer-worker-num above 1 starts workers that load no plugins: hints would "
+            "be lost there"
+        )
     elif get_memory().enable_session_radix_cache:
         reason = "--enable-session-radix-cache is replaced by sam's own sessions"
     elif (

@@ -274,10 +274,11 @@ def test_edits_of_parallel_samples_run_after_the_last(make_rig, page_size):
         rig.admit(req)
     rig.finish(samples[0])
     assert rig.session("a").state is SessionState.RUNNING
-    assert rig.later_result(envelope["message_id"]) is None
+    assert rig.later_result(envelope["message_id"]).action_type == "session.bind"
     rig.finish(samples[1])
     rig.step()
-    assert rig.later_result(envelope["message_id"]).status == "done"
+    evicted = rig.later_result(envelope["message_id"])
+    assert (evicted.action_type, evicted.status) == ("session.evict", "done")
     assert rig.session("a").generation == 1
     assert rig.allocator.available_size() == rig.tokens
 

@@ -168,7 +168,7 @@ def test_offload_is_lazy_and_a_resume_costs_nothing(server):
             "sampling_params": {"max_new_tokens": 1},
         },
     )
-    assert reply["meta_info"]["kv_hints"]["actions"][0]["status"] == "accepted"
+    assert reply["meta_info"]["kv_hints"]["actions"][0]["status"] == "done"
     assert session_of(server, "lazy")["state"] == "idle"
 
 
@@ -244,6 +244,38 @@ def test_openai_sdk_inference_stream_and_completions(client, server):
     assert done.usage.completion_tokens == 4
     tenants = {s["tenant"] for s in all_sessions(server) if s["session_id"] == "sdk-inference"}
     assert len(tenants) == 1 and tenants.pop().startswith("key-")
+
+
+def test_streams_carry_what_became_of_the_hint(client, server):
+    messages = [{"role": "user", "content": "hello"}]
+    for hint, status in ((lineage("streamed"), "done"), ("garbage", "rejected")):
+        extra = {"agent_hint": hint}
+        chat_stream = client.chat.completions.create(
+            model="sam", messages=messages, max_tokens=3, stream=True, extra_body=extra
+        )
+        text_stream = client.completions.create(
+            model="sam", prompt="hello", max_tokens=3, stream=True, extra_body=extra
+        )
+        for stream in (chat_stream, text_stream):
+            chunks = list(stream)
+            assert chunks[-1].choices[0].finish_reason == "length"
+            told = [c.kv_hints for c in chunks if getattr(c, "kv_hints", None)]
+            assert [t["actions"][0]["status"] for t in told] == [status]
+
+
+def test_streaming_management_on_generate_is_clean(server):
+    """The fixture's teardown finds no traceback in the log."""
+    management = {"manage_request": True, "edits": []}
+    hint = {**lineage("stream-manage"), "context_management": management}
+    reply = server.request("/generate", {"text": "", "stream": True, "agent_hint": hint})
+    assert reply.startswith("data: ") and reply.rstrip().endswith("data: [DONE]")
+
+
+@pytest.mark.parametrize("field", ["kv_hints", "prompt_cache_key", "agent_hint"])
+def test_wrong_types_never_fail_an_openai_request(server, field):
+    for value in (5, "x", ["a"], {"a": 1}, [], True):
+        reply = chat(server, "typed", **{field: value})
+        assert reply["usage"]["completion_tokens"] == 4
 
 
 def test_top_level_session_id_and_prompt_cache_key_bind(server):

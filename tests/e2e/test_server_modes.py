@@ -10,7 +10,7 @@ import time
 import pytest
 
 from sam.testing.random_swarm import make_plan, manage, run_swarm, settled_summary
-from sam.testing.server import ServerProcess
+from sam.testing.server import ServerFailed, ServerProcess
 from tests.e2e.conftest import STRICT_ENV
 
 pytestmark = pytest.mark.e2e
@@ -64,6 +64,15 @@ def test_engine_api_takes_hints(model, tmp_path):
     assert again["cached_tokens"] == first["prompt_tokens"] - 1
     assert result["text"] == "" and reply["completion_tokens"] == 0
     assert cold["cached_tokens"] == 0 and result["same"]
+
+
+def test_tokenizer_workers_are_refused_at_start(server_args):
+    """They load no plugins: hints would be lost in them without a word."""
+    args = server_args("--radix-cache-backend", "sam", "--tokenizer-worker-num", "2")
+    with pytest.raises(ServerFailed, match="--tokenizer-worker-num") as error:
+        with ServerProcess(args):
+            pass
+    assert "start without --radix-cache-backend sam" in str(error.value)
 
 
 def test_management_is_answered_while_inference_runs(server_args):

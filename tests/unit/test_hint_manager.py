@@ -21,6 +21,7 @@ class EmptyCache:
         self.tree_core = SimpleNamespace(tags=OwnershipTags())
         self.ongoing_write_through, self.ongoing_load_back = {}, {}
         self.sent = []
+        self.reasons = []
 
     def has_host_tier(self):
         return True
@@ -30,6 +31,7 @@ class EmptyCache:
 
     def send_results(self, envelope_id, results, route):
         self.sent.append((envelope_id, [(r.action_id, str(r.status)) for r in results]))
+        self.reasons += [r.reason for r in results if r.reason]
 
 
 @pytest.fixture
@@ -137,9 +139,20 @@ def test_edits_run_after_the_last_request_of_their_message(manager):
     assert state(manager, "s") is SessionState.RUNNING and not manager._cache.sent
     manager.request_released("r1", finish_reason=None, aborted=True)
     assert state(manager, "s") is SessionState.ENDED
-    assert manager._cache.sent == [("m", [("a1", "done")])]
+    assert manager._cache.sent == [("m", [("a0", "done"), ("a1", "done")])]
     manager.request_released("r1", finish_reason="stop", aborted=False)
     assert len(manager._cache.sent) == 1
+
+
+def test_a_bind_is_reported_with_what_was_refused_of_it(manager):
+    manager.request_queued(request("up", envelope(("bind", "s", {"parent_session_id": "t"}))))
+    for rid, session_id in (("r0", "default_session"), ("r1", "t")):
+        payload = {"parent_session_id": "s"}
+        hints = envelope(("bind", session_id, payload), message_id=rid)
+        manager.request_queued(request(rid, hints))
+        manager.request_released(rid, finish_reason="stop", aborted=False)
+    assert [message_id for message_id, _ in manager._cache.sent] == ["r0", "r1"]
+    assert manager._cache.reasons == ["shared_session", "cycle_refused"]
 
 
 def test_a_summary_says_what_is_known_last(manager):
@@ -166,9 +179,9 @@ def test_waiting_actions_are_bounded(manager):
     results = [
         manager.apply(envelope(("demote", "s"), message_id=f"w{i}"), None)[0] for i in range(5)
     ]
-    assert statuses(results) == [("deferred", "running")] * 3 + [
-        ("dropped", "too_many_pending")
-    ] * 2
+    assert (
+        statuses(results) == [("deferred", "running")] * 3 + [("dropped", "too_many_pending")] * 2
+    )
     manager.request_released("r", finish_reason="stop", aborted=False)
     assert manager.n_pending == 0 and state(manager, "s") is SessionState.OFFLOADED
 

@@ -228,6 +228,7 @@ def test_tenants_come_from_key_salt_and_extra_key(server):
     assert not any("secret" in tenant for tenant in tenants)
     assert tenant_of(server, caller()) == "anonymous"
     assert tenant_of(server, caller("Bearer secret-a")) == tenants[1]
+    assert tenant_of(server, caller("bearer secret-a")) == tenants[1]
 
 
 def test_management_and_inference_have_the_same_owner(server):
@@ -272,10 +273,53 @@ def test_no_envelope_passes_unstamped(server):
     assert not server.sent
 
 
-@pytest.mark.parametrize("own", [{"actions": []}, {"message_id": 3}, {"bad": 1}])
-def test_what_upstream_refuses_is_left_to_it(server, own):
-    with pytest.raises(ValueError):
-        server.generate(GenerateReqInput(text="x", kv_hints=own), caller())
+@pytest.mark.parametrize(
+    "own", [{"actions": []}, {"message_id": 3}, {"bad": 1}, "x", 5, [{"bad": 1}], [None, "x"]]
+)
+def test_a_malformed_envelope_never_fails_an_inference(server, own):
+    obj = GenerateReqInput(text="x", kv_hints=own)
+    server.generate(obj, caller())
+    assert not obj.kv_hints.actions
+    assert server.shown(obj)["actions"][0]["status"] == "rejected"
+
+
+def test_an_empty_list_of_envelopes_is_none(server):
+    obj = GenerateReqInput(text="x", kv_hints=[])
+    server.generate(obj, caller())
+    assert obj.kv_hints is None
+
+
+def test_a_malformed_hint_beside_an_envelope_is_reported(server):
+    own = envelope("session.bind", session_id="s", message_id="mine")
+    obj = GenerateReqInput(text="x", kv_hints=own, agent_hint={"session_id": 5})
+    server.generate(obj, caller())
+    statuses = {a["action_type"]: a["status"] for a in server.shown(obj)["actions"]}
+    assert statuses == {"session.bind": "accepted", "agent_hint": "rejected"}
+
+
+@pytest.mark.parametrize("name", ["action_id", "action_type"])
+def test_a_huge_name_of_an_action_is_not_kept(server, name):
+    own = envelope("session.bind", session_id="s")
+    own["actions"][0][name] = "x" * 2**20
+    obj = GenerateReqInput(text="x", kv_hints=own)
+    server.generate(obj, caller())
+    assert len(str(server.shown(obj))) < 2_000
+
+
+def test_too_much_at_once_is_dropped_not_queued(server):
+    limit = server.ingress.config.max_in_flight_actions
+    own = envelope("session.evict", session_id="s")
+    taken = [
+        server.ingress.submit_envelope({**own, "message_id": f"m{i}"}, "t")
+        for i in range(limit + 1)
+    ]
+    statuses = [reply["actions"][0]["status"] for reply in taken]
+    assert statuses == ["accepted"] * limit + ["dropped"]
+    assert taken[-1]["actions"][0]["reason"] == "overloaded"
+    assert len(server.sent) == limit
+    server.ingress.on_results(server.sent[0].message_id, [])
+    again = server.ingress.submit_envelope({**own, "message_id": "later"}, "t")
+    assert again["actions"][0]["status"] == "accepted"
 
 
 def test_equal_message_ids_of_two_tenants_do_not_meet(server):

@@ -38,6 +38,7 @@ logger = logging.getLogger(__name__)
 
 INTERNAL_PREFIX = "sam."
 HINT_ACTION = "agent_hint"
+OVERLOADED = "overloaded"
 
 
 class AgentHintIngress(KvHintIngress):
@@ -51,6 +52,7 @@ class AgentHintIngress(KvHintIngress):
         )
         self.metrics = IngressMetrics(enabled=tokenizer_manager.enable_metrics)
         self._queries: dict[str, asyncio.Future[list[Any]]] = {}
+        self._in_flight: dict[str, int] = {}
 
     # -- upstream's calls ---------------------------------------------------------
 
@@ -76,9 +78,7 @@ class AgentHintIngress(KvHintIngress):
             kv_hints=kv_hints,
         )
 
-    async def intercept_generate_request(
-        self, obj: Any, raw_request: Any
-    ) -> dict[str, Any] | None:
+    async def intercept_generate_request(self, obj: Any, raw_request: Any) -> dict[str, Any] | None:
         hint = obj.agent_hint
         if hint is None and isinstance(obj.session_id, str):
             hint = {"session_id": obj.session_id}
@@ -89,7 +89,7 @@ class AgentHintIngress(KvHintIngress):
             kv_hints = self._manage(hint, tenant)
             return generate_reply(kv_hints["message_id"], kv_hints)
         try:
-            obj.kv_hints = self._lower_inference(hint, obj.kv_hints, tenant)
+            obj.kv_hints = self._lower_inference(hint, _fitting(obj), tenant)
             if _is_parallel(obj.sampling_params):
                 obj.kv_hints = _marked(obj.kv_hints)
         except Exception:
@@ -111,6 +111,7 @@ class AgentHintIngress(KvHintIngress):
             if not query.done():
                 query.set_result(results)
             return
+        self._in_flight.pop(message_id, None)
         self.results.update(message_id, [_shown(r) for r in results], time.time())
 
     # -- for the routes -----------------------------------------------------------
@@ -133,9 +134,7 @@ class AgentHintIngress(KvHintIngress):
         future = asyncio.get_running_loop().create_future()
         self._queries[message_id] = future
         try:
-            self._manager.send_kv_hints(
-                decode_kv_hints_envelope(_envelope(message_id, [action]))
-            )
+            self._manager.send_kv_hints(decode_kv_hints_envelope(_envelope(message_id, [action])))
             results = await asyncio.wait_for(future, timeout_s)
         finally:
             self._queries.pop(message_id, None)
@@ -158,13 +157,22 @@ class AgentHintIngress(KvHintIngress):
             return self._reject("internal_error", "see the server log", tenant)
 
     def _send(self, message_id: str, envelope: Any, tenant: str) -> dict[str, Any]:
-        self._open(message_id, envelope.actions, tenant)
-        if envelope.actions:
-            self._manager.send_kv_hints(envelope)
+        """Hand actions to the scheduler, unless too many wait there to be looked at."""
+        n_actions = len(envelope.actions)
+        n_waiting = sum(self._in_flight.values())
+        if n_actions and n_waiting + n_actions > self.config.max_in_flight_actions:
+            self.metrics.rejected(OVERLOADED)
+            actions = _known(envelope.actions, "dropped", OVERLOADED)
+            self.results.open(message_id, tenant, actions, time.time())
+        else:
+            self._open(message_id, envelope.actions, tenant)
+            if n_actions:
+                self._in_flight[envelope.message_id] = n_actions
+                self._manager.send_kv_hints(envelope)
         return self.results.get(message_id, tenant, time.time()) or {}
 
     def _open(self, message_id: str, actions: Any, tenant: str) -> None:
-        self.results.open(message_id, tenant, _accepted(actions), time.time())
+        self.results.open(message_id, tenant, _known(actions, "accepted"), time.time())
         self.metrics.accepted(len(actions))
 
     def _lower_inference(self, raw_hint: object, kv_hints: object, tenant: str) -> Any:
@@ -175,7 +183,7 @@ class AgentHintIngress(KvHintIngress):
         try:
             hint = parse_agent_hint(raw_hint)
         except HintError as error:
-            return own if own is not None else self._rejected_envelope(error, tenant)
+            return self._beside_rejected(own, error, tenant)
         self._note_unknown_keys(hint)
         if isinstance(own, list):
             return [self._with_hint(hint, one, tenant) for one in own]
@@ -197,21 +205,33 @@ class AgentHintIngress(KvHintIngress):
         return envelope
 
     def _stamp_client(self, kv_hints: object, tenant: str) -> Any:
-        """The client's envelope(s), ours to trust; what upstream refuses is left to it."""
+        """The client's envelope(s), ours to trust; a malformed one is reported and dropped."""
         if isinstance(kv_hints, list):
             return [self._stamp_client(item, tenant) for item in kv_hints]
         if not kv_hints:
             return None
         try:
             decode_kv_hints_envelope(kv_hints)
-        except ValueError:
-            return kv_hints
-        try:
             message_id, stamped = self._stamped(kv_hints, tenant)
         except HintError as error:
             return self._rejected_envelope(error, tenant)
+        except ValueError as error:
+            malformed = HintError(HintReason.BAD_ENVELOPE, str(error))
+            return self._rejected_envelope(malformed, tenant)
         self._open(message_id, decode_kv_hints_envelope(stamped).actions, tenant)
         return stamped
+
+    def _beside_rejected(self, own: Any, error: HintError, tenant: str) -> Any:
+        """A malformed hint beside the client's envelope(s): those count, it is reported."""
+        if own is None:
+            return self._rejected_envelope(error, tenant)
+        self.metrics.rejected(error.reason.value)
+        for envelope in own if isinstance(own, list) else [own]:
+            if envelope is not None:
+                message_id = envelope["message_id"].removeprefix(wire_id(tenant, ""))
+                action = _rejected_action(error.reason.value, error.detail)
+                self.results.open(message_id, tenant, [action], time.time())
+        return own
 
     def _stamped(self, envelope: object, tenant: str) -> tuple[str, dict[str, Any]]:
         """The client's message id, and the envelope as it goes to the scheduler."""
@@ -229,6 +249,8 @@ class AgentHintIngress(KvHintIngress):
             if not str(action["action_type"]).startswith(INTERNAL_PREFIX)
         ]
         for action in stamped["actions"]:
+            for name in ("action_id", "action_type"):
+                check_id(action[name], DEFAULT_LIMITS.max_id_bytes, name, HintReason.BAD_ACTION)
             if action["payload"] is None:
                 action["payload"] = {}
         return message_id, stamped
@@ -248,14 +270,7 @@ class AgentHintIngress(KvHintIngress):
     def _reject(self, reason: str, detail: str, tenant: str) -> dict[str, Any]:
         self.metrics.rejected(reason)
         message_id, now_s = uuid.uuid4().hex, time.time()
-        action = {
-            "action_id": HINT_ACTION,
-            "action_type": HINT_ACTION,
-            "status": "rejected",
-            "reason": reason,
-            "detail": detail,
-        }
-        self.results.open(message_id, tenant, [action], now_s)
+        self.results.open(message_id, tenant, [_rejected_action(reason, detail)], now_s)
         return self.results.get(message_id, tenant, now_s) or {}
 
 
@@ -268,9 +283,7 @@ def _envelope(message_id: str, actions: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _lowered(hint: AgentHint, wire: str, tenant: str, *, manage_only: bool) -> dict[str, Any]:
-    return lower(
-        hint, message_id=wire, now_s=time.time(), tenant=tenant, manage_only=manage_only
-    )
+    return lower(hint, message_id=wire, now_s=time.time(), tenant=tenant, manage_only=manage_only)
 
 
 def _is_parallel(sampling_params: object) -> bool:
@@ -293,16 +306,37 @@ def _marked(kv_hints: Any) -> Any:
     return msgspec.structs.replace(envelope, actions=[*envelope.actions, mark])
 
 
-def _accepted(actions: Any) -> list[dict[str, Any]]:
+def _fitting(obj: Any) -> Any:
+    """The request's `kv_hints`, but nothing for an empty list, and for a list of envelopes
+    on a single request something that is rejected."""
+    hints = obj.kv_hints
+    if not isinstance(hints, list) or not hints:
+        return hints or None
+    ids = obj.input_ids
+    batch = isinstance(obj.text, list) or (bool(ids) and isinstance(ids[0], list))
+    return hints if batch else {"kv_hints": "a list, for a single request"}
+
+
+def _known(actions: Any, status: str, reason: str = "") -> list[dict[str, Any]]:
     return [
         {
-            "action_id": a.action_id,
-            "action_type": a.action_type,
-            "status": "accepted",
-            "reason": "",
+            "action_id": action.action_id,
+            "action_type": action.action_type,
+            "status": status,
+            "reason": reason,
         }
-        for a in actions
+        for action in actions
     ]
+
+
+def _rejected_action(reason: str, detail: str) -> dict[str, Any]:
+    return {
+        "action_id": HINT_ACTION,
+        "action_type": HINT_ACTION,
+        "status": "rejected",
+        "reason": reason,
+        "detail": detail,
+    }
 
 
 def _shown(result: Any) -> dict[str, Any]:

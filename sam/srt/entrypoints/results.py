@@ -19,7 +19,8 @@ def wire_id(tenant: str, message_id: str) -> str:
 
 
 class HintResults:
-    """Newest `capacity` messages, each for `ttl_s` seconds after its last change."""
+    """Newest `capacity` messages with at most four times as many actions, each message for
+    `ttl_s` seconds after its last change."""
 
     def __init__(self, *, capacity: int, ttl_s: float) -> None:
         self._capacity = capacity
@@ -27,6 +28,7 @@ class HintResults:
         self._messages: OrderedDict[str, tuple[str, float, dict[str, dict[str, Any]]]] = (
             OrderedDict()
         )
+        self._n_actions = 0
 
     def __len__(self) -> int:
         return len(self._messages)
@@ -38,11 +40,13 @@ class HintResults:
         self._prune(now_s)
         wire = wire_id(tenant, message_id)
         _, _, known = self._messages.pop(wire, (message_id, now_s, {}))
+        self._n_actions -= len(known)
         for action in actions:
             known.setdefault(action["action_id"], action)
         self._messages[wire] = (message_id, now_s, known)
-        while len(self._messages) > self._capacity:
-            self._messages.popitem(last=False)
+        self._n_actions += len(known)
+        while len(self._messages) > self._capacity or self._n_actions > 4 * self._capacity:
+            self._forget(next(iter(self._messages)))
 
     def update(self, wire: str, actions: list[dict[str, Any]], now_s: float) -> None:
         """News from a scheduler. Of several data-parallel ranks, one that found the session
@@ -50,12 +54,14 @@ class HintResults:
         if wire not in self._messages:
             return
         message_id, _, known = self._messages.pop(wire)
+        self._n_actions -= len(known)
         for action in actions:
             before = known.get(action["action_id"])
             found = before is not None and before["status"] not in (*_OPEN_STATUSES, "missing")
             if not (found and action["status"] in (*_OPEN_STATUSES, "missing")):
                 known[action["action_id"]] = action
         self._messages[wire] = (message_id, now_s, known)
+        self._n_actions += len(known)
 
     def get(self, message_id: str, tenant: str, now_s: float) -> dict[str, Any] | None:
         """The message as its owner sees it, or None."""
@@ -74,4 +80,7 @@ class HintResults:
             oldest = next(iter(self._messages))
             if now_s - self._messages[oldest][1] <= self._ttl_s:
                 return
-            del self._messages[oldest]
+            self._forget(oldest)
+
+    def _forget(self, wire: str) -> None:
+        self._n_actions -= len(self._messages.pop(wire)[2])

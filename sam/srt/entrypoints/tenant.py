@@ -23,7 +23,10 @@ def tenant_of(raw_request: Any, cache_salt: object = None, extra_key: object = N
     `raw_request` is a Starlette request, or None for calls inside the process.
     """
     header = raw_request.headers.get("authorization") if raw_request is not None else None
-    owner = f"key-{_digest(header)}" if header else ANONYMOUS
+    scheme, _, key = (header or "").partition(" ")
+    if scheme.lower() != "bearer":
+        key = header
+    owner = f"key-{_digest(key.strip())}" if key else ANONYMOUS
     if cache_salt or extra_key:
         owner += f"/ns-{_digest(cache_salt or '', extra_key or '')}"
     return owner

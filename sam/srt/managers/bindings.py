@@ -23,25 +23,30 @@ class Binding:
     """
 
     __slots__ = (
+        "bind",
+        "bound",
         "edits",
         "envelope_id",
         "generation",
         "key",
-        "parent_session_id",
         "rejections",
         "route",
         "time_s",
     )
 
     def __init__(self, bind: SessionAction | None, envelope_id: str, route: Any) -> None:
+        self.bind = bind
+        self.bound: ActionResult | None = None
         self.key: SessionKey | None = bind.key if bind else None
-        self.parent_session_id = bind.parent_session_id if bind else None
         self.time_s = bind.time_s if bind else 0.0
         self.envelope_id = envelope_id
         self.route = route
         self.generation = 0
         self.edits: list[SessionAction] = []
         self.rejections: list[ActionResult] = []
+
+    def bound_results(self) -> list[ActionResult]:
+        return [self.bound] if self.bound is not None else []
 
 
 class Route:

@@ -25,8 +25,10 @@ from sam.srt.mem_cache.tier_tasks import (
     EvictTask,
     OffloadTask,
     Outcome,
+    PrefetchBudget,
     PrefetchTask,
     TaskGroup,
+    done,
     not_done,
 )
 
@@ -86,7 +88,7 @@ class HintManager:
             self.requests[req.rid] = binding
             return
         self._cancel(key)
-        self.table.bind(key, binding.parent_session_id, binding.time_s)
+        binding.bound = self._record(binding.bind, binding.envelope_id, self._bind(binding.bind))
         binding.generation = self.table.request_queued(key, req.rid, binding.time_s)
         self.requests[req.rid] = binding
         self._after_bind(key, binding.time_s)
@@ -126,11 +128,10 @@ class HintManager:
         self._open_envelopes[binding.envelope_id] -= 1
         if not self._open_envelopes[binding.envelope_id]:
             del self._open_envelopes[binding.envelope_id]
-            results = [
-                self._execute(a, binding.envelope_id, binding.route) for a in binding.edits
-            ]
+            results = [self._execute(a, binding.envelope_id, binding.route) for a in binding.edits]
             results = self._newest(binding.edits, binding.envelope_id, results)
-            self._report(binding.envelope_id, binding.rejections + results, binding.route)
+            results = [*binding.rejections, *binding.bound_results(), *results]
+            self._report(binding.envelope_id, results, binding.route)
         if binding.key is not None:
             self._run_waiting(binding.key)
         self.poll()
@@ -218,9 +219,9 @@ class HintManager:
     def _start(self, action: SessionAction, envelope_id: str, route: Any) -> Any:
         """The task of an action, or its outcome where no task is needed."""
         if action.kind is ActionKind.BIND:
-            self.table.bind(action.key, action.parent_session_id, action.time_s)
+            outcome = self._bind(action)
             self._after_bind(action.key, action.time_s)
-            return Outcome(status=ActionStatus.DONE)
+            return outcome
         if action.kind in (ActionKind.RETAIN, ActionKind.EXPECT):
             return not_done(ActionStatus.REJECTED, "not_implemented")
         if action.target != "session":
@@ -258,12 +259,19 @@ class HintManager:
         if not live:
             status = ActionStatus.DROPPED if targets else ActionStatus.MISSING
             return not_done(status, "not_live" if targets else "unknown_session")
+        budget = PrefetchBudget(self._cache)
         if len(live) == 1:
-            return self._move_one(live[0], action, envelope_id, route)
-        return TaskGroup([self._move_one(s, action, envelope_id, route) for s in live])
+            return self._move_one(live[0], action, envelope_id, route, budget)
+        moves = [self._move_one(s, action, envelope_id, route, budget) for s in live]
+        return TaskGroup(moves)
 
     def _move_one(
-        self, session: Session, action: SessionAction, envelope_id: str, route: Any
+        self,
+        session: Session,
+        action: SessionAction,
+        envelope_id: str,
+        route: Any,
+        budget: PrefetchBudget,
     ) -> Any:
         key, ref = session.key, session.ref
         if session.shared:
@@ -274,8 +282,7 @@ class HintManager:
                 return not_done(ActionStatus.DROPPED, "already_running")
             self._leased[key] = None
             self._refresh_class(key)
-            budget = self._cache.prefetch_budget_tokens()
-            return PrefetchTask(self._cache, ref, budget_tokens=budget)
+            return PrefetchTask(self._cache, ref, budget)
         if not self.table.mark_offloaded(key, action.time_s):
             if key != action.key:
                 return not_done(ActionStatus.DROPPED, "running")
@@ -286,6 +293,13 @@ class HintManager:
         return OffloadTask(self._cache, ref, release_now=action.release == "now")
 
     # -- inside -------------------------------------------------------------------
+
+    def _bind(self, action: SessionAction) -> Outcome:
+        n_refused = self.table.counters["cycles_refused"]
+        session = self.table.bind(action.key, action.parent_session_id, action.time_s)
+        refused = self.table.counters["cycles_refused"] > n_refused
+        reason = "cycle_refused" if refused else "shared_session" if session.shared else ""
+        return done(reason=reason)
 
     def _after_bind(self, key: SessionKey, time_s: float) -> None:
         for ref in self.table.take_dropped():
@@ -342,9 +356,7 @@ class HintManager:
             result = self._record(ticket.action, ticket.envelope_id, outcome)
             self._report(ticket.envelope_id, [result], ticket.route)
 
-    def _record(
-        self, action: SessionAction, envelope_id: str, outcome: Outcome
-    ) -> ActionResult:
+    def _record(self, action: SessionAction, envelope_id: str, outcome: Outcome) -> ActionResult:
         result = ActionResult(
             action_id=action.action_id,
             action_type=action.kind.value,

@@ -113,9 +113,7 @@ class EvictTask:
         if not self._cancelled:
             return done(device=device, host=host)
         status = ActionStatus.CLIPPED if device or host else ActionStatus.DROPPED
-        return Outcome(
-            status=status, tokens=TierTokens(device=device, host=host), reason="resumed"
-        )
+        return Outcome(status=status, tokens=TierTokens(device=device, host=host), reason="resumed")
 
 
 class OffloadTask:
@@ -185,35 +183,52 @@ class OffloadTask:
         return freed
 
 
+class PrefetchBudget:
+    """Device tokens that the prefetches of one action may take together.
+
+    Asked for once, when the first of them has something to load.
+    """
+
+    def __init__(self, cache: Any) -> None:
+        self._cache = cache
+        self._left: int | None = None
+
+    def left(self) -> int:
+        if self._left is None:
+            self._left = self._cache.prefetch_budget_tokens()
+        return self._left
+
+    def take(self, n_tokens: int) -> None:
+        self._left = self.left() - n_tokens
+
+
 class PrefetchTask:
     """Load the session's current branch from host to device, ahead of its next request.
 
-    Loads the longest root-first part that fits `budget_tokens`.
+    Loads the longest root-first part that fits the budget.
     """
 
-    def __init__(self, cache: Any, ref: SessionRef, *, budget_tokens: int) -> None:
+    def __init__(self, cache: Any, ref: SessionRef, budget: PrefetchBudget) -> None:
         self._cache = cache
         self.keys = {ref.key}
         self._outcome = done(reason="already_on_device")
         self._node_id: int | None = None
         leaf = cache.tree_core.tags.current(ref)
-        if leaf is not None:
-            self._start(leaf, budget_tokens)
+        missing = [node for node in path_up(leaf) if node.evicted]
+        if missing:
+            self._start(missing[::-1], budget)
 
-    def _start(self, leaf: Any, budget_tokens: int) -> None:
-        core = self._cache.tree_core
+    def _start(self, missing: list[Any], budget: PrefetchBudget) -> None:
         target, total = None, 0
-        missing = [node for node in reversed(list(path_up(leaf))) if node.evicted]
         for node in missing:
-            _, host = core.tokens_of(node)
-            if not host or total + host > budget_tokens:
+            _, host = self._cache.tree_core.tokens_of(node)
+            if not host or total + host > budget.left():
                 break
             target, total = node, total + host
-        if not missing:
-            return
         if target is None or not self._cache.load_back(target.id, mem_quota=None):
             self._outcome = not_done(ActionStatus.DROPPED, "no_room")
             return
+        budget.take(total)
         self._node_id = target.id
         clipped = target is not missing[-1]
         self._outcome = Outcome(
