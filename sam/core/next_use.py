@@ -172,6 +172,11 @@ class NextUseOrder(EvictionOrder):
             if user.standing is standing:
                 EvictionOrder._user_changed(self, user)
 
+    def take(self, node_id: int) -> None:
+        super().take(node_id)
+        if self.use_lru:
+            self._drained = None
+
     # -- picking ------------------------------------------------------------------
 
     def _pick(self, now_s: float, even_running: bool) -> Leaf | None:
