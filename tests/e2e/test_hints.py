@@ -28,7 +28,7 @@ WEATHER = {
 
 @pytest.fixture(scope="module")
 def server(server_args):
-    args = server_args("--radix-cache-backend", "sam", "--enable-metrics")
+    args = server_args("--radix-cache-backend", "sam", "--enable-metrics", total_tokens=8_192)
     with ServerProcess(args, env=STRICT_ENV) as process:
         yield process
         assert process.request("/sessions")["summary"]["errors"] == 0
@@ -182,8 +182,8 @@ def test_offloaded_session_gives_way_before_an_older_idle_one(server):
     fill("younger", 402, 700)
     kept = session_of(server, "older-idle")["tokens"]["device"]["private"]
     outcome(server, manage(server, lineage("younger"), "offload"))
-    fill("filler", 403, 1_400)
-    fill("filler", 404, 1_400)
+    fill("filler-1", 403, 3_500)
+    fill("filler-2", 404, 3_500)
     assert session_of(server, "older-idle")["tokens"]["device"]["private"] == kept
     assert session_of(server, "younger")["tokens"]["device"]["private"] < kept
 
