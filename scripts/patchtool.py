@@ -82,9 +82,7 @@ def build_parser() -> argparse.ArgumentParser:
         made[name].add_argument(
             "--check", action="store_true", help="write nothing; exit 1 if it is out of date"
         )
-    made["export"].add_argument(
-        "checkout", type=Path, help="a clean checkout at the pinned tag"
-    )
+    made["export"].add_argument("checkout", type=Path, help="a clean checkout at the pinned tag")
     made["export"].add_argument("--prefix", default="sam/", help="start of the branch names")
     made["export"].add_argument(
         "--force", action="store_true", help="move branches that hold something else"
@@ -119,6 +117,11 @@ def main(argv: list[str] | None = None) -> int:
     except PatchToolError as error:
         _fail(error, as_json=getattr(args, "json", False))
         return int(error.code)
+    except KeyboardInterrupt:
+        print(
+            "patchtool: interrupted; run it again, it puts right what was cut off", file=sys.stderr
+        )
+        return 130
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return int(Exit.INTERNAL)
@@ -188,11 +191,7 @@ def _run_doctor(target: Target) -> None:
     except subprocess.TimeoutExpired:
         print("  note: doctor did not finish in time; the patches stay applied")
         return
-    text = (
-        "doctor is content"
-        if code == 0
-        else f"doctor failed ({code}); the patches stay applied"
-    )
+    text = "doctor is content" if code == 0 else f"doctor failed ({code}); the patches stay applied"
     print(f"  note: {text}")
 
 

@@ -28,6 +28,7 @@ case " $* " in
         ;;
 esac
 
+trap 'exit 130' INT TERM
 "$root/scripts/setup_env.sh" >&2
 export SAM_PYTHON=$venv/bin/python
 echo "patches: applying and proving" >&2

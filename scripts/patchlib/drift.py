@@ -6,7 +6,8 @@ Owns the classes of drift. Must never fetch anything and never write.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from enum import Enum
 
@@ -63,23 +64,38 @@ def survey_drift(
             _advance(patch, then)
         rows.append(_classify(patch, tree, now, then, version))
     if overlay:
-        rows.append(overlay_row(overlay, now))
+        added = {name for patch in series.patches for name in _added_names(patch)}
+        rows.append(overlay_row(overlay, now, added))
     return rows
 
 
-def overlay_row(sources: Sequence[bytes], tree: Tree) -> Row:
-    """The upstream names that the overlay needs, the patches' own ones included: what it
-    imports, and the members it lists in a `USED_MEMBERS` of `module:Class` -> names."""
+def overlay_row(
+    sources: Sequence[bytes], tree: Tree, added: Set[tuple[str, str | None]] = frozenset()
+) -> Row:
+    """The upstream names that the overlay needs: what it imports, and the members it lists in
+    a `USED_MEMBERS` of `module:Class` -> names. `added` are those that our own patches bring,
+    also where a patch does not apply: that is the patch's row."""
     needed: set[tuple[str, str | None]] = set()
     for source in sources:
         needed.update(engine_imports(source), _listed_members(source))
     lost = tuple(
         f"{module}:{name}" if name else module
-        for module, name in sorted(needed, key=str)
+        for module, name in sorted(needed - added, key=str)
         if not _importable(tree, module, name)
     )
     reasons = tuple(f"{name} is gone" for name in lost)
     return Row("(overlay imports)", Drift.SYMBOL if lost else Drift.APPLIES, reasons)
+
+
+def _added_names(patch: Patch) -> Iterator[tuple[str, str | None]]:
+    """Modules, and classes and functions at the top of one, that a patch adds."""
+    for diff in patch.diffs:
+        module = path_module(diff.path)
+        if diff.creates:
+            yield module, None
+        for line in diff.added():
+            if match := re.match(rb"(?:class|def|async def)\s+(\w+)", line):
+                yield module, match[1].decode()
 
 
 def _listed_members(source: bytes) -> Iterator[tuple[str, str | None]]:
