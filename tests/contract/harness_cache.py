@@ -40,7 +40,7 @@ from sglang.srt.sampling.sampling_params import SamplingParams
 
 from sam.config import SamConfig
 from sam.core.sessions import SessionKey
-from sam.srt.mem_cache.cache import TREE_CORE_BACKEND, SessionRadixCache
+from sam.srt.mem_cache.cache import SessionRadixCache
 
 TENANT = "t"
 MAX_CONTEXT = 1024
@@ -56,7 +56,10 @@ def key(session_id, tenant=TENANT):
 
 
 class Rig:
-    """The stack of one scheduler rank. `tokens`: device pool; host pool: `host_ratio` x."""
+    """The stack of one scheduler rank. `tokens`: device pool; host pool: `host_ratio` x;
+    `core`: the tree core that sam decorates, or, with `stock`, that serves alone."""
+
+    backends = {"python": "sam_python", "rust": "sam_rust_traced"}
 
     def __init__(
         self,
@@ -68,6 +71,7 @@ class Rig:
         host_ratio=2.0,
         write_policy="write_through_selective",
         stock=False,
+        core="python",
         config=None,
     ):
         prepare()
@@ -82,7 +86,7 @@ class Rig:
         self.pool = ReqToTokenPool(rows, MAX_CONTEXT, "cpu", False)
         self.kv = make_kv_pool(tokens, page_size)
         self.allocator = make_allocator(self.kv, tokens, page_size)
-        self.cache = self._make_cache(stock, config)
+        self.cache = self._make_cache(stock, core, config)
         self.sent = []
         self.cache.kv_hint_sink = lambda output, route: self.sent.append(output)
         if hicache:
@@ -95,14 +99,14 @@ class Rig:
         self.running, self.queued = {}, {}
         self._ids = itertools.count()
 
-    def _make_cache(self, stock, config):
+    def _make_cache(self, stock, core, config):
         self._params = CacheInitParams(
             disable=False,
             req_to_token_pool=self.pool,
             token_to_kv_pool_allocator=self.allocator,
             page_size=self.page_size,
             tree_components=(ComponentType.FULL,),
-            tree_core_backend="python" if stock else TREE_CORE_BACKEND,
+            tree_core_backend=core if stock else self.backends[core],
         )
         if stock:
             return UnifiedRadixCache(self._params)
@@ -331,6 +335,7 @@ class Rig:
         assert not self.cache.ongoing_write_through and not self.cache.ongoing_load_back
         if isinstance(self.cache, SessionRadixCache):
             assert self.cache.n_errors == 0
+            assert getattr(self.cache.tree_core, "ordering", True)
             assert self.cache.hints.n_pending == 0
             assert not self.cache.hints.requests
 
@@ -391,4 +396,3 @@ class Rig:
         """A deterministic next token: what a model with these weights would say."""
         ids = list(req.origin_input_ids) + list(req.output_ids)
         return int(fingerprints(ids)[-1]) % 50
-

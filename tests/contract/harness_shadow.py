@@ -11,53 +11,21 @@ import torch
 from harness_cache import Rig
 from harness_pools import fingerprints
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams, MatchPrefixParams
-from sglang.srt.mem_cache.cache_init_params import CacheInitParams
 from sglang.srt.mem_cache.radix_cache import RadixKey
-from sglang.srt.mem_cache.unified_cache.components import ComponentType
-from sglang.srt.mem_cache.unified_cache.tree_core_registry import (
-    get_tree_core_factory,
-    register_tree_core_backend,
-)
-from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
-
-from sam.config import SamConfig
-from sam.srt.mem_cache.cache import SessionRadixCache
-from sam.srt.mem_cache.shadow_core import create_shadow_core
-
-BACKEND = "sam_rust"
 
 
 class ShadowRig(Rig):
-    """A rig on the Rust core; `stock`: without sam."""
+    """A rig on the Rust core, as a server has it."""
 
-    def _make_cache(self, stock, config):
-        if get_tree_core_factory(BACKEND) is None:
-            register_tree_core_backend(BACKEND, create_shadow_core)
-        self._params = CacheInitParams(
-            disable=False,
-            req_to_token_pool=self.pool,
-            token_to_kv_pool_allocator=self.allocator,
-            page_size=self.page_size,
-            tree_components=(ComponentType.FULL,),
-            tree_core_backend="rust" if stock else BACKEND,
-        )
+    backends = {"rust": "sam_rust"}
+
+    def __init__(self, *, stock=False, **settings):
         self.stock = stock
-        if stock:
-            return UnifiedRadixCache(self._params)
-        self.config = config or SamConfig(raise_on_error=True)
-        return SessionRadixCache(self._params, config=self.config)
+        super().__init__(stock=stock, core="rust", **settings)
 
     @property
     def host_pool(self):
         return self.cache.cache_controller.mem_pool_host.anchor_entry.host_pool
-
-    def check_balance(self):
-        core = self.cache.tree_core
-        in_tree = core.full_evictable_size() + core.full_protected_size()
-        assert self.allocator.available_size() + in_tree + self.held() == self.tokens
-        values = core.all_values_flatten()
-        assert len(values) == in_tree
-        assert len(torch.unique(values)) == len(values), "a slot is in the tree twice"
 
     def check_shadow(self):
         core = self.cache.tree_core

@@ -9,6 +9,7 @@ import pytest
 
 pytest.importorskip("sglang")
 
+from harness_pools import device_leaves, recency
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
 from sam.config import SamConfig
@@ -119,6 +120,7 @@ def one_op(twin, rng):
     "hicache", ["off", "write_through", "write_through_selective", "write_back"]
 )
 @pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("make_rig", ["python"], indirect=True)  # Rust: test_shadow_order.py
 def test_order_without_sessions_is_stock(make_rig, page_size, hicache):
     settings = {"page_size": page_size, "tokens": 256, "hicache": hicache != "off"}
     if hicache != "off":
@@ -179,10 +181,10 @@ def test_every_victim_is_the_one_a_search_names(make_rig, page_size, write_polic
             rig.hint("evict", name)
         rig.step()
         core = rig.cache.tree_core
-        leaves = list(core.evictable_device_leaves)
+        leaves = device_leaves(core)
         if not leaves or rig.allocator.available_size() > 200:
             continue
-        expected = min(leaves, key=lambda n: (naive_class(rig, n), n.last_access_time))
+        expected = min(leaves, key=lambda n: (naive_class(rig, n), recency(n)))
         classes.add(naive_class(rig, expected))
         before = {n.id for n in core.live_nodes() if not n.evicted}
         rig.cache.evict(EvictParams(num_tokens=1))

@@ -14,25 +14,6 @@ from sam.srt.mem_cache import shadow_follow
 from sam.srt.mem_cache.ownership import path_up
 
 
-@pytest.fixture
-def make_shadow(make_rig):
-    from harness_shadow import ShadowRig
-
-    rigs = []
-
-    def make(**settings):
-        rigs.append(ShadowRig(**settings))
-        return rigs[-1]
-
-    yield make
-    try:
-        for rig in rigs:
-            rig.check_idle()
-    finally:
-        for rig in reversed(rigs):
-            rig.close()
-
-
 def forget_a_node(tree, rng):
     node = rng.choice([n for n in tree.nodes.values() if n.parent and not n.children])
     tree.nodes.pop(node.id)

@@ -12,26 +12,6 @@ pytest.importorskip("sglang")
 N_OPS = int(os.environ.get("SAM_SHADOW_OPS", "3000"))
 
 
-@pytest.fixture
-def make_shadow(make_rig):
-    """As `make_rig`, for `ShadowRig`s."""
-    from harness_shadow import ShadowRig
-
-    rigs = []
-
-    def make(**settings):
-        rigs.append(ShadowRig(**settings))
-        return rigs[-1]
-
-    yield make
-    try:
-        for rig in rigs:
-            rig.check_idle()
-    finally:
-        for rig in reversed(rigs):
-            rig.close()
-
-
 @pytest.mark.parametrize(
     "hicache, host_ratio",
     [

@@ -48,6 +48,7 @@ EXTRA = st.fixed_dictionaries(
 EDITS = st.lists(st.tuples(KINDS, st.sampled_from(IDS[:5]), EXTRA), max_size=2)
 SETUPS = st.fixed_dictionaries(
     {
+        "core": st.sampled_from(["python", "rust"]),
         "page_size": st.sampled_from([1, 4]),
         "tokens": st.sampled_from([64, 128]),
         "host_ratio": st.sampled_from([0.5, 1.05, 2.0]),
@@ -272,7 +273,7 @@ class CacheMachine(RuleBasedStateMachine):
                 record = self.rig.session(session)
                 anchor = tags.current(record.ref) if record and record.live else None
                 if anchor is not None and not record.n_running:
-                    ids = path_ids(anchor)
+                    ids = path_ids(self.rig.cache.tree_core, anchor)
                     assert any(ids == text[: len(ids)] for text in self.all_texts[session])
 
     @invariant()

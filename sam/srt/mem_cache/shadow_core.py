@@ -242,12 +242,16 @@ class ShadowTreeCore(FollowedTreeCore):
             return False
         try:
             info = self.collect_path_info([node.id])[0][-1]
-            shape = (node.parent.id, node.n_tokens, len(node.children))
             return (
-                (info.parent_id, info.full_value_len, info.num_children) == shape
-                and all(self.is_full_device_evicted(child_id) for child_id in node.children)
+                info.num_children == len(node.children)
+                and info.full_value_len == node.n_tokens
+                and info.parent_id == node.parent.id
                 and self.is_backuped(node.id) == node.backuped
                 and is_unlocked(self, node.id, info.full_value_len)
+                and (
+                    not node.children
+                    or all(self.is_full_device_evicted(child_id) for child_id in node.children)
+                )
             )
         except KeyError:
             return False

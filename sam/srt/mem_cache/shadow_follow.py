@@ -53,6 +53,7 @@ class FollowedTreeCore(RustUnifiedTreeCore):
         self.tags.faulted = self._mismatch
         self.n_mismatches = self.n_unseen_touches = 0
         self._rebuilding = False
+        self._whole_pages = self.page_size
         self._start_over()
 
     def reset(self) -> None:
@@ -146,15 +147,21 @@ class FollowedTreeCore(RustUnifiedTreeCore):
             try:
                 if result.cache_actions:
                     self._take_splits(result.cache_actions, result.full_kv_hit_length)
-                self.shadow.touch(self.shadow.nodes[result.best_match_node])
+                shadow = self.shadow
+                shadow.touch(shadow.nodes[result.best_match_node])
             except Exception as error:
                 self._mismatch(error)
         return result
 
     def begin_insert(self, params: Any) -> Any:
         step = super().begin_insert(params)
-        self._insert_tokens = len(params.key) // self.page_size * self.page_size
-        self._follow(self._saw_insert_step, step)
+        if self.ordering:
+            try:
+                n_tokens = len(params.key)
+                self._insert_tokens = n_tokens - n_tokens % self._whole_pages
+                self._saw_insert_step(step)
+            except Exception as error:
+                self._mismatch(error)
         return step
 
     def resume_insert(self) -> Any:
@@ -164,7 +171,7 @@ class FollowedTreeCore(RustUnifiedTreeCore):
 
     def end_insert(self) -> list[Any]:
         actions = super().end_insert()
-        if self._inserting:
+        if self._inserting and self.ordering:
             self._inserting = False
             self._follow(self._saw_insert_abort, actions)
         return actions
@@ -193,11 +200,14 @@ class FollowedTreeCore(RustUnifiedTreeCore):
             self.shadow.touch(target)
             return
         n_tokens = self._insert_tokens - result.prefix_len
-        state = super().validate_buffer_backup(result.last_device_node, n_tokens)
-        if state is None:
-            raise Mismatch(f"new leaf {result.last_device_node} has not {n_tokens} tokens")
-        parent = nodes[state.parent_node_id]
-        self._reach(parent)
+        parent = self.shadow.root
+        if result.prefix_len:
+            state = super().validate_buffer_backup(result.last_device_node, n_tokens)
+            if state is None:
+                raise Mismatch(f"new leaf {result.last_device_node} has not {n_tokens} tokens")
+            parent = nodes[state.parent_node_id]
+        if not parent.device:
+            self._reach(parent)
         self.shadow.add_leaf(result.last_device_node, parent, n_tokens, host=False)
 
     def _saw_insert_abort(self, actions: list[Any]) -> None:
@@ -251,7 +261,7 @@ class FollowedTreeCore(RustUnifiedTreeCore):
         are taken out."""
         uppers, kept = [], []
         for action in actions:
-            if isinstance(action, UpdatePendingBackupOnNodeSplit):
+            if type(action) is UpdatePendingBackupOnNodeSplit:
                 uppers.append(self._split(action, end, on_path))
                 if action.ack_id is None:
                     continue
@@ -293,13 +303,6 @@ class FollowedTreeCore(RustUnifiedTreeCore):
             except Exception as error:
                 self._mismatch(error)
         return result
-
-    def raw_lock(self, node_id: int) -> Any:
-        """The plain core's lock, which the shadow does not see."""
-        return super().inc_lock_ref(node_id)
-
-    def raw_unlock(self, node_id: int, taken: Any) -> None:
-        super().dec_lock_ref(node_id, taken.to_dec_params())
 
     def inc_host_lock_ref(self, node_id: int) -> Any:
         result = super().inc_host_lock_ref(node_id)

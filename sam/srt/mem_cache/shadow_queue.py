@@ -61,6 +61,19 @@ class LeafQueue:
             heappush(self._heaps[cls], (lat, node_id))
             self._trim(cls)
 
+    def touched(self, node: Any) -> None:
+        """The node has the newest recency of all; its class did not change."""
+        was = self._place.get(node.id)
+        if was is None:
+            self.offer(node)
+            return
+        cls, lat = was[0], node.lat
+        self._place[node.id] = (cls, lat)
+        in_order = self._lists[cls]
+        in_order[node.id] = lat
+        in_order.move_to_end(node.id)
+        self._newest[cls] = lat
+
     def forget(self, node: Any) -> None:
         """The node is gone from this tier."""
         was = self._place.pop(node.id, None)

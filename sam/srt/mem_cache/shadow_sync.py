@@ -21,10 +21,12 @@ _NEWEST_IDS = 4_096
 
 
 def is_unlocked(core: Any, node_id: int, n_tokens: int) -> bool:
-    """Whether no request locks a node that is on device: a lock taken now counts it."""
-    taken = core.raw_lock(node_id)
-    core.raw_unlock(node_id, taken)
-    return taken.delta >= n_tokens
+    """Whether no request locks a node that is on device: a pin taken now protects it."""
+    before = core.full_protected_size()
+    core.inc_full_pin(node_id)
+    protected = core.full_protected_size() - before
+    core.dec_full_pin(node_id)
+    return protected >= n_tokens
 
 
 def paths(core: Any, node_ids: Any) -> dict[int, Any]:

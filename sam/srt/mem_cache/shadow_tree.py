@@ -107,7 +107,7 @@ class ShadowTree:
         assert node_id not in self.nodes and n_tokens > 0
         node = self.nodes[node_id] = ShadowNode(node_id, parent, parent.end + n_tokens)
         self.adopt(parent, node)
-        node.lat = self.tick()
+        self.clock = node.lat = self.clock + 1
         if host:
             node.backuped = True
             self.host_leaves.offer(node)
@@ -204,14 +204,16 @@ class ShadowTree:
 
     def touch(self, node: ShadowNode) -> None:
         """A walk from the root ended here."""
-        now = self.tick()
+        self.clock = now = self.clock + 1
         node.lat = node.thru = now
         if not node.device:
-            self.host_leaves.offer(node)
+            if not node.children:
+                self.host_leaves.touched(node)
             while not node.device:
                 node = node.parent
                 node.lat = node.thru = now
-        self.device_leaves.offer(node)
+        if not node.n_device:
+            self.device_leaves.touched(node)
 
     def touch_alone(self, nodes: Iterable[ShadowNode]) -> None:
         """A walk that began below the root passed these."""
