@@ -134,6 +134,7 @@ class ShadowTwin:
         for pair in self.queued:
             for rig, req in zip(self.rigs, pair, strict=True):
                 rig.abort_queued(req)
+        self.queued.clear()
         self.check(deep=True)
 
 
@@ -193,7 +194,22 @@ def host_op(twin, rng):
             rig.slow_transfers = slow
 
 
-def run_twin(make, n_ops, seed, *, hicache, page_size, host_ratio=1.5, deep_every=5):
+def pause(twin, rng):
+    """Nothing runs: a flush, or the other write policy as an attach of storage sets it."""
+    twin.drain()
+    for rig in twin.rigs:
+        rig.step()
+        rig.step()
+    what = rng.choice(["flush", "write_through", "write_through_selective", "write_back"])
+    if what == "flush":
+        for rig in twin.rigs:
+            rig.flush()
+    elif twin.both(lambda rig, i: rig.cache.tree_core.is_write_through_compatible()):
+        for rig in twin.rigs:
+            rig.cache._storage_attachment._apply_policies(None, what)
+
+
+def run_twin(make, n_ops, seed, *, hicache, page_size, host_ratio=1.5, switches=False):
     settings = {"page_size": page_size, "tokens": 256, "hicache": hicache != "off"}
     if hicache != "off":
         settings |= {"write_policy": hicache, "host_ratio": host_ratio}
@@ -201,6 +217,8 @@ def run_twin(make, n_ops, seed, *, hicache, page_size, host_ratio=1.5, deep_ever
     rng = random.Random(seed)
     for i in range(n_ops):
         one_op(twin, rng, hicache != "off")
-        twin.check(deep=i % deep_every == 0)
+        if switches and i % 250 == 249:
+            pause(twin, rng)
+        twin.check(deep=i % 5 == 0)
     twin.drain()
     return twin

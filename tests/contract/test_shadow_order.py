@@ -32,3 +32,13 @@ def test_order_without_sessions_is_the_rust_core_s(make_shadow, page_size, hicac
     core = twin.sam.cache.tree_core
     assert core.n_mismatches == 0
     assert twin.n_host_ops > N_OPS / 30 or hicache == "off"
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_the_write_policy_may_change_under_way(make_shadow, page_size):
+    """As when storage is attached with another policy; redundant copies keep their turn."""
+    from harness_shadow import run_twin
+
+    case = {"hicache": "write_through", "page_size": page_size, "host_ratio": 1.2}
+    twin = run_twin(make_shadow, N_OPS, f"switch{page_size}", switches=True, **case)
+    assert twin.sam.cache.tree_core.n_mismatches == 0
