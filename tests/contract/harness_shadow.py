@@ -186,6 +186,8 @@ def host_op(twin, rng):
         twin.both(lambda rig, i: rig.cache.evict_host(n))
     elif kind < 0.8:
         ids, from_root = random_text(twin, rng), rng.random() < 0.4
+        if kind < 0.4:  # nothing new, maybe all of it there already
+            ids = rng.choice(twin.texts[-10:])[: rng.choice([16, 40, 999])]
         twin.texts.append(ids)
         twin.both(lambda rig, i: rig.refill_from_pool(ids, from_root))
     else:

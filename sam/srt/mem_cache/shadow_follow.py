@@ -22,7 +22,7 @@ from sglang.srt.mem_cache.unified_cache.cache_action import (
 )
 from sglang.srt.mem_cache.unified_cache.components import BASE_COMPONENT_TYPE
 
-from sam.srt.mem_cache.shadow_sync import rebuild
+from sam.srt.mem_cache.shadow_sync import end_of_host_insert, rebuild
 from sam.srt.mem_cache.shadow_tags import ShadowTags
 from sam.srt.mem_cache.shadow_tree import ShadowNode, ShadowTree
 
@@ -178,7 +178,7 @@ class FollowedTreeCore(RustUnifiedTreeCore):
 
     def insert_host(self, node_id: int, key: Any, host_value: Any, hash_value: list[str]) -> Any:
         result = super().insert_host(node_id, key, host_value, hash_value)
-        self._follow(self._saw_insert_host, node_id, result)
+        self._follow(self._saw_insert_host, node_id, key, result)
         return result
 
     def _saw_insert_step(self, step: Any) -> None:
@@ -214,14 +214,16 @@ class FollowedTreeCore(RustUnifiedTreeCore):
         self._take_splits(actions, None)
         raise Mismatch("an insert was given up half-way")
 
-    def _saw_insert_host(self, anchor_id: int, result: Any) -> None:
+    def _saw_insert_host(self, anchor_id: int, key: Any, result: Any) -> None:
         anchor = self.shadow.nodes[anchor_id]
         uppers = self._take_splits(result.cache_actions, None, on_path=False)
         deepest = result.inserted_host_node
         if deepest is None and uppers:
             deepest = uppers[-1].id
+        if deepest is None and result.total_len and not result.host_insert_dropped:
+            deepest = end_of_host_insert(self, anchor, key)
+            self.n_unseen_touches += deepest is None
         if deepest is None:
-            self.n_unseen_touches += not result.host_insert_dropped and result.total_len > 0
             self.shadow.touch_alone([anchor])
             return
         if deepest not in self.shadow.nodes:

@@ -7,8 +7,11 @@ the shadow knows are asked for, and the ids around the newest, which are handed 
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
 from typing import Any
+
+from sglang.srt.mem_cache.radix_cache import RadixKey
 
 from sam.srt.mem_cache.shadow_tree import (
     ShadowNode,
@@ -27,6 +30,22 @@ def is_unlocked(core: Any, node_id: int, n_tokens: int) -> bool:
     protected = core.full_protected_size() - before
     core.dec_full_pin(node_id)
     return protected >= n_tokens
+
+
+def end_of_host_insert(core: Any, anchor: ShadowNode, key: Any) -> int | None:
+    """The node at which a host insert ended that found all of `key` on device, below
+    `anchor`; the core does not say. None where the tokens above cannot be had: nodes that
+    are neither on host nor hashed, which are none while a storage is attached."""
+    tokens, node = array("q", key.raw_token_ids()), anchor
+    while node.parent is not None:
+        spec = core.build_storage_backup_spec(node.id, False)
+        snapshot = None if spec else core.snapshot_buffer_backup(node.id, False)
+        if spec is None and snapshot is None:
+            return None
+        tokens = (spec.token_ids if spec else snapshot.key.raw_token_ids()) + tokens
+        node = node.parent
+    whole = RadixKey(tokens, key.extra_key, cache_salt=key.cache_salt)
+    return core.match_full_device_prefix(whole)[1]
 
 
 def paths(core: Any, node_ids: Any) -> dict[int, Any]:
