@@ -145,15 +145,18 @@ class ShadowTree:
 
     def delete(self, node: ShadowNode) -> None:
         """A childless node is gone from all tiers."""
-        assert not node.children and not node.below and node.parent is not None
+        parent = node.parent
+        assert parent is not None and not node.children and not node.below
         if node.device:
-            self.lose_device(node)
+            node.device = False
+            parent.n_device -= 1
+            self._hand_up(node)
         self.device_leaves.forget(node)
         self.host_leaves.forget(node)
         self.duplicates.pop(node.id, None)
-        del node.parent.children[node.id]
+        del parent.children[node.id]
         del self.nodes[node.id]
-        self.offer(node.parent)
+        self.offer(parent)
 
     # -- tiers --------------------------------------------------------------------
 
@@ -173,8 +176,7 @@ class ShadowTree:
         node.device = False
         parent.n_device -= 1
         parent.below += node.below
-        parent.lat = max(parent.lat, node.thru)
-        parent.thru = max(parent.thru, node.thru)
+        self._hand_up(node)
         self.device_leaves.forget(node)
         self.offer(parent)
         self.offer(node)
@@ -214,6 +216,15 @@ class ShadowTree:
                 node.lat = node.thru = now
         if not node.n_device:
             self.device_leaves.touched(node)
+
+    @staticmethod
+    def _hand_up(node: ShadowNode) -> None:
+        """The node leaves the device: its parent saw all walks that came by here."""
+        parent, thru = node.parent, node.thru
+        if thru > parent.lat:
+            parent.lat = thru
+        if thru > parent.thru:
+            parent.thru = thru
 
     def touch_alone(self, nodes: Iterable[ShadowNode]) -> None:
         """A walk that began below the root passed these."""
