@@ -64,6 +64,7 @@ def summary(cache: Any) -> dict[str, Any]:
         },
         "host": _host_pool(cache),
         "tree_core": type(core).__name__,
+        "tree_core_mismatches": core.n_mismatches,
     }
 
 

@@ -46,6 +46,9 @@ class DropResult(BaseEvictionResult):
 class SessionTreeCore(UnifiedTreeCore):
     """Source: `sglang.srt.mem_cache.unified_cache.unified_tree_core.UnifiedTreeCore`."""
 
+    n_mismatches = 0
+    """It is the tree itself: nothing can disagree. See `ShadowTreeCore`."""
+
     def __init__(self, params: CacheInitParams, components: dict[Any, Any]) -> None:
         self.tags = OwnershipTags()
         super().__init__(params, components)
