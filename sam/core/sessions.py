@@ -15,8 +15,8 @@ Rules that are not obvious from the signatures:
   parent re-parents unless that closes a cycle.
 * Ageing ends a session alone, without its subtree: everyone has an own clock.
 * Over a bound the oldest drained ENDED record goes, then the oldest resting session,
-  never one with requests of its current life. A tenant's own bound is applied first. A dropped record with
-  children stays as NAMED, so that lineage survives.
+  never one with requests of its current life. A tenant's own bound is applied first. A
+  dropped record with children stays as NAMED, so that lineage survives.
 * An id that was forgotten never comes back with a generation it had before.
 """
 

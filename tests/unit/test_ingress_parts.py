@@ -32,7 +32,8 @@ class Server:
     def openai(self, request, raw=None):
         """Reply of a management request, or the GenerateReqInput of an inference.
 
-        Source: `OpenAIServingBase.handle_request`, `OpenAIServingChat._convert_to_internal_request`.
+        Source: `OpenAIServingBase.handle_request`,
+        `OpenAIServingChat._convert_to_internal_request`.
         """
         reply = asyncio.run(self.ingress.intercept_openai_request(None, request, raw))
         if reply is not None:
