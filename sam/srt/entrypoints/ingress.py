@@ -29,14 +29,13 @@ from sam.core.hints import (
 )
 from sam.core.validation import DEFAULT_LIMITS, HintReason, check_id
 from sam.srt.entrypoints.replies import generate_reply, openai_reply
-from sam.srt.entrypoints.results import HintResults, wire_id
+from sam.srt.entrypoints.results import HintResults, client_id, wire_id
 from sam.srt.entrypoints.tenant import tenant_of
-from sam.srt.managers.bindings import PARALLEL_ACTION
+from sam.srt.managers.bindings import INTERNAL_PREFIX, PARALLEL_ACTION, QUERY_ACTION
 from sam.srt.observability.metrics import IngressMetrics
 
 logger = logging.getLogger(__name__)
 
-INTERNAL_PREFIX = "sam."
 HINT_ACTION = "agent_hint"
 OVERLOADED = "overloaded"
 
@@ -127,7 +126,7 @@ class AgentHintIngress(KvHintIngress):
         message_id = f"query-{uuid.uuid4().hex}"
         action = {
             "action_id": "q",
-            "action_type": f"{INTERNAL_PREFIX}query",
+            "action_type": QUERY_ACTION,
             "action_version": PROTOCOL_VERSION,
             "payload": {"what": what, **payload},
         }
@@ -194,7 +193,7 @@ class AgentHintIngress(KvHintIngress):
         message_id = uuid.uuid4().hex
         lowered = _lowered(hint, wire_id(tenant, message_id), tenant, manage_only=False)
         if own is not None:
-            message_id = own["message_id"].removeprefix(wire_id(tenant, ""))
+            message_id = client_id(tenant, own["message_id"])
             lowered["message_id"] = own["message_id"]
             lowered["actions"] = [
                 {**action, "action_id": f"hint-{action['action_id']}"}
@@ -228,7 +227,7 @@ class AgentHintIngress(KvHintIngress):
         self.metrics.rejected(error.reason.value)
         for envelope in own if isinstance(own, list) else [own]:
             if envelope is not None:
-                message_id = envelope["message_id"].removeprefix(wire_id(tenant, ""))
+                message_id = client_id(tenant, envelope["message_id"])
                 action = _rejected_action(error.reason.value, error.detail)
                 self.results.open(message_id, tenant, [action], time.time())
         return own

@@ -18,6 +18,11 @@ def wire_id(tenant: str, message_id: str) -> str:
     return f"{tenant}:{message_id}"
 
 
+def client_id(tenant: str, wire: str) -> str:
+    """The message id that the client knows: the inverse of `wire_id`."""
+    return wire.removeprefix(wire_id(tenant, ""))
+
+
 class HintResults:
     """Newest `capacity` messages with at most four times as many actions, each message for
     `ttl_s` seconds after its last change."""

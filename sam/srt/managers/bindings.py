@@ -11,9 +11,13 @@ from sam.core.actions import ActionKind, ActionResult, SessionAction, parse_enve
 from sam.core.sessions import SessionKey
 from sam.core.validation import HintError
 
-PARALLEL_ACTION = "sam.parallel"
-"""Internal action type: the envelope comes with n > 1 requests and a warm-up before them.
-The ingress strips it from what clients send."""
+INTERNAL_PREFIX = "sam."
+"""Of action types between ingress and scheduler; the ingress strips them from what clients
+send."""
+PARALLEL_ACTION = f"{INTERNAL_PREFIX}parallel"
+"""The envelope comes with n > 1 requests and a warm-up before them."""
+QUERY_ACTION = f"{INTERNAL_PREFIX}query"
+"""Asks for a report; see `sam.srt.mem_cache.inspect`."""
 
 
 class Binding:

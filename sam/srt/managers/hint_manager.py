@@ -183,18 +183,14 @@ class HintManager:
             outcome = ticket.task.poll()
             if outcome is None:
                 self._tickets.append(ticket)
-            elif ticket.route is not None:
-                result = self._record(ticket.action, ticket.envelope_id, outcome)
-                self._report(ticket.envelope_id, [result], ticket.route)
+            else:
+                self._settle(ticket, outcome)
 
     def tree_was_reset(self) -> None:
         """All nodes are gone: sessions survive as empty, tasks end."""
         tickets, self._tickets = self._tickets, []
         for ticket in tickets:
-            if ticket.route is not None:
-                outcome = not_done(ActionStatus.DROPPED, "cache_flushed")
-                result = self._record(ticket.action, ticket.envelope_id, outcome)
-                self._report(ticket.envelope_id, [result], ticket.route)
+            self._settle(ticket, not_done(ActionStatus.DROPPED, "cache_flushed"))
 
     # -- one action ---------------------------------------------------------------
 
@@ -352,9 +348,11 @@ class HintManager:
 
     def _drop_waiting(self, key: SessionKey, reason: str) -> None:
         for ticket in self._after_run.pop(key, []):
-            outcome = not_done(ActionStatus.DROPPED, reason)
-            result = self._record(ticket.action, ticket.envelope_id, outcome)
-            self._report(ticket.envelope_id, [result], ticket.route)
+            self._settle(ticket, not_done(ActionStatus.DROPPED, reason))
+
+    def _settle(self, ticket: _Ticket, outcome: Outcome) -> None:
+        result = self._record(ticket.action, ticket.envelope_id, outcome)
+        self._report(ticket.envelope_id, [result], ticket.route)
 
     def _record(self, action: SessionAction, envelope_id: str, outcome: Outcome) -> ActionResult:
         result = ActionResult(

@@ -23,9 +23,9 @@ from sglang.srt.runtime_context import get_parallel
 from sam.config import SamConfig, load_config
 from sam.core.actions import ActionResult
 from sam.core.lineage import SessionState
-from sam.srt.managers.bindings import Route
+from sam.srt.managers.bindings import QUERY_ACTION, Route
 from sam.srt.managers.hint_manager import HintManager
-from sam.srt.mem_cache.inspect import QUERY_ACTION, answer_query
+from sam.srt.mem_cache.inspect import answer_query
 from sam.srt.mem_cache.tree_core import DropResult, SessionTreeCore
 from sam.srt.observability.metrics import SchedulerMetrics
 

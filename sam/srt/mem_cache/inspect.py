@@ -13,8 +13,6 @@ from sglang.srt.mem_cache.unified_cache.components import BASE_COMPONENT_TYPE
 from sam.core.sessions import SessionKey, SessionRef
 from sam.srt.mem_cache.ownership import path_up
 
-QUERY_ACTION = "sam.query"
-"""Internal action type: the ingress strips it from what clients send."""
 MAX_PAGE = 1_000
 
 
