@@ -10,6 +10,7 @@ from array import array
 import torch
 from harness_cache import Rig
 from harness_pools import fingerprints
+from harness_twin import Twin, random_text
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams, MatchPrefixParams
 from sglang.srt.mem_cache.radix_cache import RadixKey
 
@@ -77,45 +78,18 @@ class ShadowRig(Rig):
         return found, result
 
 
-class ShadowTwin:
-    """The same calls on both; every answer must agree, and the shadow with its core."""
+class ShadowTwin(Twin):
+    """Beside the stock Rust core; the shadow must agree with its core, too."""
 
     def __init__(self, make, **settings):
-        self.rigs = [make(**settings), make(stock=True, **settings)]
-        self.sam, self.stock = self.rigs
-        self.queued, self.running, self.texts = [], [], [[]]
+        super().__init__(make, **settings)
         self.n_host_ops = 0
 
-    def both(self, call):
-        ours, theirs = [call(rig, i) for i, rig in enumerate(self.rigs)]
-        assert repr(ours) == repr(theirs)
-        return ours
+    def same(self, ours, theirs):
+        return repr(ours) == repr(theirs)
 
-    def queue(self, ids):
-        self.queued.append([rig.queue(ids, rid=f"q{len(self.texts)}") for rig in self.rigs])
-        self.texts.append(ids)
-
-    def admit(self, pair, chunk):
-        def call(rig, i):
-            done = rig.admit(pair[i], chunk=chunk)
-            req = pair[i]
-            return done, req.prefix_len, req.extend_end, req.host_loaded_length, req.last_node
-
-        if self.both(call)[0] and pair in self.queued:
-            self.queued.remove(pair)
-            self.running.append(pair)
-
-    def finish(self, pair, how):
-        self.texts.append(self.sam.full_ids(pair[0]))
-        for rig, req in zip(self.rigs, pair, strict=True):
-            rig.finish(req, how) if rig.prefilled(req) else rig.abort_chunked(req)
-        self.running.remove(pair)
-
-    def retract(self, pair):
-        for rig, req in zip(self.rigs, pair, strict=True):
-            rig.retract(req)
-        self.running.remove(pair)
-        self.queued.append(pair)
+    def admitted(self, req):
+        return *super().admitted(req), req.last_node
 
     def check(self, *, deep):
         self.both(lambda rig, i: rig.seen())
@@ -136,12 +110,6 @@ class ShadowTwin:
                 rig.abort_queued(req)
         self.queued.clear()
         self.check(deep=True)
-
-
-def random_text(twin, rng):
-    head = rng.choice(twin.texts[-30:])
-    cut = rng.choice([0, 5, 16, 40, 90])
-    return head[:cut] + [rng.randrange(3) * 50 + i for i in range(rng.randrange(1, 30))]
 
 
 def one_op(twin, rng, hicache):

@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("sglang")
 
 from harness_pools import device_leaves, recency
+from harness_twin import Twin, random_text
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
 from sam.config import SamConfig
@@ -18,44 +19,12 @@ from sam.core.retention import RetentionClass, class_of_state
 N_OPS = 2_000
 
 
-class Twin:
-    """The same calls on sam's cache and on the stock one; every answer must agree."""
+class PythonTwin(Twin):
+    """Beside the stock Python core, node by node."""
 
     def __init__(self, make_rig, **settings):
-        self.rigs = [make_rig(**settings), make_rig(stock=True, **settings)]
-        self.sam, self.stock = self.rigs
-        self.queued, self.running, self.texts = [], [], [[]]
+        super().__init__(make_rig, **settings)
         self.before, self.n_evicted = {}, 0
-
-    def both(self, call):
-        ours, theirs = [call(rig, i) for i, rig in enumerate(self.rigs)]
-        assert ours == theirs
-        return ours
-
-    def queue(self, ids):
-        self.queued.append([rig.queue(ids, rid=f"q{len(self.texts)}") for rig in self.rigs])
-        self.texts.append(ids)
-
-    def admit(self, pair, chunk):
-        def call(rig, i):
-            done = rig.admit(pair[i], chunk=chunk)
-            return done, pair[i].prefix_len, pair[i].extend_end, pair[i].host_loaded_length
-
-        if self.both(call)[0] and pair in self.queued:
-            self.queued.remove(pair)
-            self.running.append(pair)
-
-    def finish(self, pair, how):
-        self.texts.append(self.sam.full_ids(pair[0]))
-        for rig, req in zip(self.rigs, pair, strict=True):
-            rig.finish(req, how) if rig.prefilled(req) else rig.abort_chunked(req)
-        self.running.remove(pair)
-
-    def retract(self, pair):
-        for rig, req in zip(self.rigs, pair, strict=True):
-            rig.retract(req)
-        self.running.remove(pair)
-        self.queued.append(pair)
 
     def state(self):
         """Compare everything; count the nodes that left the device."""
@@ -84,12 +53,6 @@ def _state(rig):
     host = rig.cache.cache_controller
     n_host_free = host.mem_pool_host.available_size() if host else 0
     return rig.allocator.get_all_free_pages().tolist(), n_host_free, nodes
-
-
-def random_text(twin, rng):
-    head = rng.choice(twin.texts[-30:])
-    cut = rng.choice([0, 5, 16, 40, 90])
-    return head[:cut] + [rng.randrange(3) * 50 + i for i in range(rng.randrange(1, 30))]
 
 
 def one_op(twin, rng):
@@ -125,7 +88,7 @@ def test_order_without_sessions_is_stock(make_rig, page_size, hicache):
     settings = {"page_size": page_size, "tokens": 256, "hicache": hicache != "off"}
     if hicache != "off":
         settings |= {"write_policy": hicache, "host_ratio": 1.5}
-    twin = Twin(make_rig, **settings)
+    twin = PythonTwin(make_rig, **settings)
     rng = random.Random(f"{page_size}{hicache}")
     for _ in range(N_OPS):
         one_op(twin, rng)
