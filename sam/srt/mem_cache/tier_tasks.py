@@ -57,6 +57,7 @@ class EvictTask:
         self._refs: dict[SessionRef, None] = {}
         self._cancelled = False
         self._freed = [0, 0]
+        self._in_use: list[Any] | None = None
         for ref in refs:
             self.absorb(ref)
 
@@ -64,9 +65,11 @@ class EvictTask:
         """Release the tags of one ended generation: its private nodes are to be freed."""
         self._cache.tree_core.tags.release(ref)
         self._refs[ref] = None
+        self._in_use = None
 
     def cancel(self, key: SessionKey) -> None:
         """The session is used again: keep what was not freed yet."""
+        self._in_use = None
         tags = self._cache.tree_core.tags
         for ref in [ref for ref in self._refs if ref.key == key]:
             kept = tags.released_nodes(ref)
@@ -80,20 +83,34 @@ class EvictTask:
 
     def poll(self) -> Outcome | None:
         """Free what can be freed now; the outcome once nothing is left to wait for."""
+        if self._nothing_changed():
+            return None
         core = self._cache.tree_core
         nodes = [node for ref in self._refs for node in core.tags.released_nodes(ref)]
         nodes.sort(key=lambda node: -sum(1 for _ in path_up(node)))
         left_ids: set[int] = set()
+        in_use = []
         for node in nodes:
             if core.find_node(node.id) is not node or self._drop_up(node):
                 continue
-            if core.is_locked(node) or any(
-                child.id in left_ids for child in node.children.values()
-            ):
+            if core.is_locked(node):
+                in_use.append(node)
                 left_ids.add(node.id)
+            elif any(child.id in left_ids for child in node.children.values()):
+                left_ids.add(node.id)
+        self._in_use = in_use
         if left_ids or self.draining:
             return None
         return self._outcome()
+
+    def _nothing_changed(self) -> bool:
+        """Whether all that the last poll found in use still is: polls come with every step of
+        the scheduler, and the search below looks at every node that is to go."""
+        core = self._cache.tree_core
+        return bool(self._in_use) and all(
+            core.find_node(node.id) is node and core.tags.is_released(node) and core.is_locked(node)
+            for node in self._in_use
+        )
 
     def _drop_up(self, node: Any) -> bool:
         """Drop a node, then what it was the last child of, if an ended session left that."""
