@@ -137,17 +137,23 @@ def test_other_write_policies(server_args, policy):
 
 
 @pytest.mark.slow
-def test_two_ranks_decide_alike(server_args):
+@pytest.mark.parametrize(
+    ("core", "core_class"), [("python", "SessionTreeCore"), ("rust", "ShadowTreeCore")]
+)
+def test_two_ranks_decide_alike(server_args, core, core_class):
     args = server_args("--radix-cache-backend", "sam", "--tp-size", "2", total_tokens=3_072)
     env = {
         **STRICT_ENV,
+        "SAM_TREE_CORE": core,
         "SGLANG_CPU_OMP_THREADS_BIND": "0|1",
         "SGLANG_ENABLE_RANK_CONSENSUS_CHECKER": "1",
     }
     plan = make_plan(31, n_sessions=4, n_turns=4)
     with ServerProcess(args, env=env) as server:
         hinted = run_swarm(server, plan, hints=True)
-        assert settled_summary(server)["errors"] == 0
+        summary = settled_summary(server)
+        assert (summary["tree_core"], summary["tree_core_mismatches"]) == (core_class, 0)
+        assert summary["errors"] == 0
         server.flush_cache()
         plain = run_swarm(server, plan, hints=False)
         assert server.request("/health") == ""
