@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Sequence
 
 from sam.core.guard import RegretGuard
-from sam.core.next_use import NextUseOrder
 from sam.core.order import EvictionOrder
-from sam.core.policies import LruOrder
 from sam.core.retention import Standing
 
 
@@ -194,10 +192,10 @@ class GhostPair:
     Takes what a `RetentionTracker` tells, like an order does.
     """
 
-    def __init__(self, capacity_pages: int, ours: NextUseOrder | None = None) -> None:
-        self._order = NextUseOrder() if ours is None else ours
+    def __init__(self, capacity_pages: int, ours: EvictionOrder | None = None) -> None:
+        self._order = EvictionOrder() if ours is None else ours
         self.ours = GhostCache(capacity_pages, self._order)
-        self.lru = GhostCache(capacity_pages, LruOrder())
+        self.lru = GhostCache(capacity_pages, EvictionOrder("lru"))
         self.guard = RegretGuard(capacity_pages)
 
     def access(

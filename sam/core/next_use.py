@@ -14,10 +14,12 @@ put under the right one when it reaches a head.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Collection, Hashable
 from heapq import heapify, heappop, heappush
+from typing import Any
 
-from sam.core.order import EvictionOrder, Leaf, User, Victim
+from sam.core.leaf_order import LeafOrder, LeafView, User
+from sam.core.recency import RecencyList
 from sam.core.retention import (
     DEFAULT_PLAIN_GAP_S,
     NextUse,
@@ -29,10 +31,10 @@ from sam.core.retention import (
 from sam.core.shelf import Entry, Shelf
 
 _MIN_TIMERS_BEFORE_COMPACTION = 64
-_NOTHING = (float("-inf"), (float("inf"), 0.0, 0, 0.0, 0))
+_NOTHING: tuple[float, Any] = (float("-inf"), None)
 
 
-def _farther(a: tuple[float, Entry], b: tuple[float, Entry]) -> tuple[float, Entry]:
+def _farther(a: tuple[float, Any], b: tuple[float, Any]) -> tuple[float, Any]:
     """The one of two (use in seconds, entry) that goes first."""
     if a[0] != b[0]:
         return a if a[0] > b[0] else b
@@ -57,7 +59,7 @@ class _IdleBand:
             return self.late, standing.since_s
         return self.pending, -(standing.since_s + standing.hint_s)
 
-    def farthest(self, now_s: float) -> tuple[float, Entry]:
+    def farthest(self, now_s: float) -> tuple[float, Any]:
         """(use in seconds, entry) of the leaf to go first, -inf if there is none."""
         best = _NOTHING
         if (head := self.unhinted.head()) is not None:
@@ -69,39 +71,88 @@ class _IdleBand:
         return best
 
 
-class NextUseOrder(EvictionOrder):
-    """EvictionOrder by next use.
+class _Filed:
+    """Where an owned leaf waits: under whose key, on which shelf, with a copy below or not."""
+
+    __slots__ = ("backed", "shelf", "user")
+
+    def __init__(self, user: User, shelf: Shelf, backed: bool) -> None:
+        self.user = user
+        self.shelf = shelf
+        self.backed = backed
+
+
+class NextUseLeaves(LeafOrder):
+    """LeafOrder by next use.
 
     `trust_ends` (see `sam.core.guard.EndTrust`) and `use_lru` (see `RegretGuard`) may be
     set at any time, in O(1): the shelves for both answers are kept. While `use_lru` is
     set, users do not count at all. `plain_gap_s` is g of unowned leaves.
     """
 
-    def __init__(self, plain_gap_s: float = DEFAULT_PLAIN_GAP_S) -> None:
-        super().__init__()
+    def __init__(self, view: LeafView, plain_gap_s: float = DEFAULT_PLAIN_GAP_S) -> None:
+        super().__init__(view)
         self.plain_gap_s = plain_gap_s
-        self.trust_ends = True
-        self.use_lru = False
         self._ended, self._superseded = Shelf(), Shelf()
         self._offloaded, self._idle = _IdleBand(), _IdleBand()
         self._queued, self._running = Shelf(), Shelf()
-        self._plain = Shelf()  # unowned leaves by last access
-        self._owned = Shelf()  # all others by last access, for use_lru
+        self._plain = RecencyList()  # unowned leaves
+        self._owned = RecencyList()  # all others, for use_lru
+        self._filed: dict[int, _Filed] = {}
+        self._drained: User | None = None
         self._timers: list[tuple[float, int, User, Standing]] = []
         self._n_timers_made = 0
 
+    def __len__(self) -> int:
+        return len(self._plain) + len(self._filed)
+
+    def holds(self, node: Any) -> bool:
+        return node.id in self._plain.at or node.id in self._filed
+
     # -- filing -------------------------------------------------------------------
 
-    def _place(self, leaf: Leaf, user: User | None) -> tuple[Shelf, float]:
-        """Shelf and key of a leaf, were `user` its only one."""
-        if user is None:
-            return self._plain, leaf.access_s
-        standing = user.standing
+    def offer(self, node: Any) -> None:
+        view, node_id = self.view, node.id
+        if not view.is_leaf(node):
+            return
+        users, when = view.users_of(node), view.when_of(node)
+        if not users:
+            if node_id in self._filed:
+                self._unfile(node_id)
+            self._plain.put(node_id, when)
+            return
+        filed = self._filed.get(node_id)
+        if filed is None:
+            self._plain.discard(node_id)
+            self._file(node, self._users[next(reversed(users))])
+        elif filed.user.name not in users:
+            self._file(node, self._users[next(reversed(users))])
+        elif filed.backed != view.backed_of(node) or filed.shelf.get(node_id)[1] > when:
+            self._file(node, filed.user)
+        self._owned.put(node_id, when)
+
+    def touched(self, node: Any) -> None:
+        node_id = node.id
+        if node_id in self._plain.at:
+            self._plain.renew(node_id, self.view.when_of(node))
+        elif node_id in self._filed:
+            self._owned.renew(node_id, self.view.when_of(node))
+        else:
+            self.offer(node)
+
+    def discard(self, node_id: int) -> None:
+        if node_id in self._filed:
+            self._unfile(node_id)
+        else:
+            self._plain.discard(node_id)
+
+    def _place(self, standing: Standing, backed: bool) -> tuple[Shelf, float]:
+        """Shelf and key of a leaf with a user of this standing."""
         rank = standing.rank
         if rank is NextUseRank.IDLE:
             return self._idle.place(standing, self.now_s)
         if rank is NextUseRank.OFFLOADED:
-            band = self._offloaded if leaf.backed else self._idle
+            band = self._offloaded if backed else self._idle
             return band.place(standing, self.now_s)
         if rank is NextUseRank.ENDED:
             return self._ended, standing.since_s
@@ -109,167 +160,188 @@ class NextUseOrder(EvictionOrder):
             return self._superseded, 0.0
         return (self._queued if rank is NextUseRank.QUEUED else self._running), 0.0
 
-    def _file(self, leaf: Leaf) -> None:
-        if leaf.filed is None and leaf.users:
-            leaf.filed = leaf.users[-1]
-        user = leaf.filed
-        shelf, key = self._place(leaf, user)
-        if leaf.shelf is not shelf:
-            self._unshelve(leaf)
-            leaf.shelf = shelf
-        shelf.put(leaf.entry(key))
-        if user is None:
-            self._owned.discard(leaf.node_id)
-            return
+    def _file(self, node: Any, user: User) -> None:
+        """Enter an owned leaf under the user's key, instead of where it is."""
+        node_id, when, backed = node.id, self.view.when_of(node), self.view.backed_of(node)
+        shelf, key = self._place(user.standing, backed)
+        filed = self._filed.get(node_id)
+        if filed is None:
+            self._filed[node_id] = _Filed(user, shelf, backed)
+            user.filed[node_id] = None
+        else:
+            if filed.shelf is not shelf:
+                self._unshelve(filed, node_id)
+            if filed.user is not user:
+                del filed.user.filed[node_id]
+                user.filed[node_id] = None
+            filed.user, filed.shelf, filed.backed = user, shelf, backed
+        shelf.put((key, when, node_id))
         if shelf is self._ended:
-            self._file_as_idle(leaf, user.standing)
-        self._file_by_access(leaf)
+            self._file_as_idle(node_id, when, user.standing)
 
-    def _file_by_access(self, leaf: Leaf) -> None:
-        """Enter an owned leaf for `use_lru`, unless it is there, early enough."""
-        entry = self._owned.get(leaf.node_id)
-        if entry is None or entry[3] != -leaf.depth or entry[1:3] > (leaf.access_s, leaf.tick):
-            self._owned.put(leaf.entry(leaf.access_s))
-
-    def _file_as_idle(self, leaf: Leaf, standing: Standing) -> None:
+    def _file_as_idle(self, node_id: int, when: Any, standing: Standing) -> None:
         """An ended session's leaf waits with the idle too, for when ends are not trusted."""
         shelf, key = self._idle.place(standing, self.now_s)
         for other in self._idle.shelves:
             if other is not shelf:
-                other.discard(leaf.node_id)
-        shelf.put(leaf.entry(key))
+                other.discard(node_id)
+        shelf.put((key, when, node_id))
 
-    def _unfile(self, leaf: Leaf) -> None:
-        self._unshelve(leaf)
-        self._owned.discard(leaf.node_id)
+    def _unfile(self, node_id: int) -> None:
+        filed = self._filed.pop(node_id)
+        self._unshelve(filed, node_id)
+        del filed.user.filed[node_id]
+        self._owned.discard(node_id)
 
-    def _unshelve(self, leaf: Leaf) -> None:
-        if leaf.shelf is None:
-            return
-        leaf.shelf.discard(leaf.node_id)
-        if leaf.shelf is self._ended:
+    def _unshelve(self, filed: _Filed, node_id: int) -> None:
+        filed.shelf.discard(node_id)
+        if filed.shelf is self._ended:
             for shelf in self._idle.shelves:
-                shelf.discard(leaf.node_id)
-        leaf.shelf = None
+                shelf.discard(node_id)
+
+    def _refile_all(self, user: User) -> None:
+        nodes = self.view.nodes
+        for node_id in list(user.filed):
+            node = nodes.get(node_id)
+            if node is None:
+                self._unfile(node_id)
+            else:
+                self._file(node, user)
 
     def _user_changed(self, user: User) -> None:
-        super()._user_changed(user)
+        self._refile_all(user)
         standing = user.standing
         if standing.hint_s is None or self.now_s >= standing.late_at_s:
             return
         self._n_timers_made += 1
-        timer = (standing.late_at_s, self._n_timers_made, user, standing)
-        heappush(self._timers, timer)
+        heappush(self._timers, (standing.late_at_s, self._n_timers_made, user, standing))
         if len(self._timers) > 2 * len(self._users) + _MIN_TIMERS_BEFORE_COMPACTION:
             self._timers = [t for t in self._timers if t[2].standing is t[3]]
             heapify(self._timers)
 
     def _advance(self, now_s: float) -> None:
         """Move time on; leaves of sessions that became late change shelves."""
-        self.now_s = max(self.now_s, now_s)
+        if now_s > self.now_s:
+            self.now_s = now_s
         while self._timers and self._timers[0][0] <= self.now_s:
             _, _, user, standing = heappop(self._timers)
             if user.standing is standing:
-                EvictionOrder._user_changed(self, user)
-
-    def take(self, node_id: int) -> None:
-        super().take(node_id)
-        if self.use_lru:
-            self._drained = None
+                self._refile_all(user)
 
     # -- picking ------------------------------------------------------------------
 
-    def _pick(self, now_s: float, even_running: bool) -> Leaf | None:
+    def first(self, now_s: float, *, even_running: bool = True) -> Any | None:
         self._advance(now_s)
+        view = self.view
         while (entry := self._front(even_running)) is not None:
-            leaf = self._leaves[entry[4]]
-            if self._settle(leaf, entry):
-                return leaf if self.use_lru else self._drained_first(leaf)
+            node = view.nodes.get(entry[2])
+            if node is None or not view.is_leaf(node):
+                self.discard(entry[2])
+            elif self._is_settled(node, entry):
+                return node if self.use_lru else self._drained_first(node)
         return None
+
+    def take(self, node: Any) -> None:
+        filed = self._filed.get(node.id)
+        self._drained = None if filed is None or self.use_lru else filed.user
+        self.discard(node.id)
 
     def _front(self, even_running: bool) -> Entry | None:
         """The entry whose turn it is, right or too early."""
+        if not self._filed:
+            head = self._plain.head()
+            return None if head is None else (0.0, *head)
         if self.use_lru:
             return self._least_recent()
-        if self.trust_ends and (head := self._ended.head()) is not None:
-            return head
-        if (head := self._superseded.head()) is not None:
-            return head
+        if self.trust_ends and (entry := self._ended.head()) is not None:
+            return entry
+        if (entry := self._superseded.head()) is not None:
+            return entry
         best = self._offloaded.farthest(self.now_s)
         if best is _NOTHING:
             best = self._idle.farthest(self.now_s)
             if (head := self._plain.head()) is not None:
-                best = _farther(best, (self.now_s - head[0] + self.plain_gap_s, head))
+                use_in_s = self.now_s - self.view.time_of(head[0]) + self.plain_gap_s
+                best = _farther(best, (use_in_s, (0.0, *head)))
         if best is not _NOTHING:
             return best[1]
-        if (head := self._queued.head()) is not None:
-            return head
+        if (entry := self._queued.head()) is not None:
+            return entry
         return self._running.head() if even_running else None
 
     def _least_recent(self) -> Entry | None:
         plain, owned = self._plain.head(), self._owned.head()
         if plain is None or owned is None:
-            return plain or owned
-        return plain if plain[1:] < owned[1:] else owned
+            head = plain or owned
+        else:
+            head = min(plain, owned)
+        return None if head is None else (0.0, *head)
 
-    def _settle(self, leaf: Leaf, entry: Entry) -> bool:
+    def _is_settled(self, node: Any, entry: Entry) -> bool:
         """Whether the entry is right; if not, the leaf is filed anew."""
-        right = leaf.is_fresh(entry)
-        if self.use_lru:
+        view, node_id = self.view, node.id
+        filed, when = self._filed.get(node_id), view.when_of(node)
+        if filed is None or self.use_lru:
+            right = entry[1] == when and bool(view.users_of(node)) == (filed is not None)
             if not right:
-                target = self._plain if leaf.filed is None else self._owned
-                target.put(leaf.entry(leaf.access_s))
+                self.offer(node)
             return right
-        if len(leaf.users) > 1:
-            soonest = self._soonest(leaf)
-            if soonest is not leaf.filed:
-                leaf.filed, right = soonest, False
-        if not right:
-            self._file(leaf)
-        return right
+        users = view.users_of(node)
+        if filed.user.name not in users:
+            self.offer(node)
+            return False
+        soonest = filed.user if len(users) == 1 else self._soonest(users, filed.backed)
+        if soonest is filed.user and entry[1] == when and filed.backed == view.backed_of(node):
+            return True
+        self._file(node, soonest)
+        return False
 
-    def _soonest(self, leaf: Leaf) -> User:
+    def _soonest(self, users: Collection[Hashable], backed: bool) -> User:
         """The user with the smallest key, the first registered among equals."""
         best, best_key = None, None
-        for user in leaf.users:
-            key = (self._key(user, leaf.backed), user.serial)
+        for name in users:
+            user = self._users[name]
+            key = (self._key(user, backed), user.serial)
             if best_key is None or key < best_key:
                 best, best_key = user, key
         assert best is not None
         return best
 
-    def _drained_first(self, leaf: Leaf) -> Leaf:
-        """`leaf`, or an equal of the session that the last victim came from."""
-        drained = self._drained
-        if drained is None or drained is leaf.filed or not drained.leaves:
-            return leaf
+    def _drained_first(self, node: Any) -> Any:
+        """`node`, or an equal of the session that the last victim came from."""
+        view, drained = self.view, self._drained
+        if view.leaves_of is None or drained is None:
+            return node
+        if self._users.get(drained.name) is not drained:
+            return node
+        filed = self._filed.get(node.id)
+        if filed is not None and filed.user is drained:
+            return node
+        key = self.key_of(node, self.now_s)
         equals = [
             other
-            for other in drained.leaves.values()
-            if other.access_s == leaf.access_s
-            and other.tick == leaf.tick
-            and self._key(drained, other.backed) == self._victim(leaf).key
-            and self._soonest(other) is drained
+            for other in view.leaves_of(drained.name)
+            if view.when_of(other)[:-1] == view.when_of(node)[:-1]
+            and self._key(drained, view.backed_of(other)) == key
+            and self._soonest(view.users_of(other), view.backed_of(other)) is drained
         ]
         if not equals:
-            return leaf
-        best = min(equals, key=lambda other: (-other.depth, other.node_id))
-        if best.filed is not drained:
-            best.filed = drained
-            self._file(best)
+            return node
+        best = min(equals, key=lambda other: (view.when_of(other), other.id))
+        if self._filed[best.id].user is not drained:
+            self._file(best, drained)
         return best
+
+    # -- keys ---------------------------------------------------------------------
 
     def _key(self, user: User, backed: bool) -> NextUse:
         return next_use(user.standing, self.now_s, backed=backed, trust_ends=self.trust_ends)
 
-    def key_of_user(self, user: Hashable, now_s: float) -> NextUse:
-        return next_use(
-            self._users[user].standing, max(now_s, self.now_s), trust_ends=self.trust_ends
-        )
-
-    def _victim(self, leaf: Leaf) -> Victim:
-        if leaf.filed is None:
-            key = plain_next_use(leaf.access_s, self.now_s, self.plain_gap_s)
-        else:
-            key = self._key(leaf.filed, leaf.backed)
-        return Victim(leaf.node_id, leaf.pages, key)
+    def key_of(self, node: Any, now_s: float) -> NextUse:
+        self._advance(now_s)
+        view = self.view
+        users, backed = view.users_of(node), view.backed_of(node)
+        if not users:
+            time_s = view.time_of(view.when_of(node))
+            return plain_next_use(time_s, self.now_s, self.plain_gap_s)
+        return self._key(self._soonest(users, backed), backed)

@@ -1,26 +1,17 @@
-"""The eviction order of one tier: which leaf goes first. Interface and bookkeeping.
+"""An eviction order with leaves of its own: for simulation, ghosts and hand-made cases.
 
-Owns the evictable leaves of one tier, their users, and the rule that a victim leaves the
-order when it is popped. Must never know the tree (the caller adds what became a leaf and
-removes what stopped being one), a clock, or locks: a leaf that the engine locks is to be
-removed for that time. Policies are subclasses: `sam.core.next_use`, `sam.core.policies`.
-
-How laziness stays exact: a leaf's entry may promise an *earlier* turn than its true key,
-never a later one. What only postpones a leaf (an access, one more user) costs nothing
-when it happens; the leaf is put right when it reaches the head. What hastens it is
-entered at once.
+Owns the records of leaves that a server's tree would own, and their users. Must never
+decide about the order itself: that is a `LeafOrder`, the same as on the server.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable
 from typing import NamedTuple
 
-from sam.core.retention import NextUse, NextUseRank, Standing, next_use
-from sam.core.shelf import Entry, Shelf
-
-_GONE = Standing(NextUseRank.ENDED)
+from sam.core.leaf_order import LeafOrder, LeafView
+from sam.core.policies import DEFAULT_POLICY, create_leaves
+from sam.core.retention import NextUse, Standing
 
 
 class Victim(NamedTuple):
@@ -31,72 +22,47 @@ class Victim(NamedTuple):
     key: NextUse
 
 
-class User:
-    """One user of leaves in one order; `serial` counts first registrations."""
-
-    __slots__ = ("leaves", "serial", "standing")
-
-    def __init__(self, serial: int, standing: Standing) -> None:
-        self.serial = serial
-        self.standing = standing
-        self.leaves: dict[int, Leaf] = {}
-
-
 class Leaf:
-    """One evictable leaf. `filed` is the user under whose key it is entered on `shelf`."""
+    """One evictable leaf. `when`: (last access in seconds, tick, minus depth)."""
 
-    __slots__ = (
-        "access_s",
-        "backed",
-        "depth",
-        "filed",
-        "node_id",
-        "pages",
-        "shelf",
-        "tick",
-        "users",
-    )
+    __slots__ = ("backed", "id", "pages", "users", "when")
 
     def __init__(
-        self, node_id: int, access_s: float, tick: int, depth: float, pages: int, backed: bool
+        self, node_id: int, when: tuple[float, int, float], pages: int, backed: bool
     ) -> None:
-        self.node_id = node_id
-        self.access_s = access_s
-        self.tick = tick
-        self.depth = depth
+        self.id = node_id
+        self.when = when
         self.pages = pages
         self.backed = backed
-        self.users: list[User] = []
-        self.filed: User | None = None
-        self.shelf: Shelf | None = None
-
-    def entry(self, key: float) -> Entry:
-        """Entry on a shelf; ties: older access, then deeper, then the lower id."""
-        return (key, self.access_s, self.tick, -self.depth, self.node_id)
-
-    def is_fresh(self, entry: Entry) -> bool:
-        """Whether the entry knows the last access."""
-        return entry[1] == self.access_s and entry[2] == self.tick
+        self.users: dict[Hashable, None] = {}
 
 
-class EvictionOrder(ABC):
-    """Evictable leaves of one tier, in the order in which they go.
+class EvictionOrder:
+    """Evictable leaves of one tier, in the order in which they go, by one policy.
 
-    Times are message times in seconds and never run backwards: an older `now_s` counts as
-    the newest seen. `tick` is the engine's own access counter, the second part of an
-    access; it decides between accesses at one message time. `depth` grows from the root to
-    the leaves (pages from the root to the node's end do not change when a node is split).
-    `users` are ids registered with `set_user`; a leaf with none is unowned.
+    Times are message times in seconds and never run backwards. `tick` is the second part
+    of an access; it decides between accesses at one message time. `depth` grows from the
+    root to the leaves. `users` are ids registered with `set_user`; a leaf with none is
+    unowned.
 
     Unknown leaves and users raise KeyError, a leaf added twice ValueError.
     """
 
-    def __init__(self) -> None:
-        self.now_s = float("-inf")
+    def __init__(self, policy: str = DEFAULT_POLICY) -> None:
         self._leaves: dict[int, Leaf] = {}
-        self._users: dict[Hashable, User] = {}
-        self._n_users_made = 0
-        self._drained: User | None = None
+        self._of_user: dict[Hashable, dict[int, Leaf]] = {}
+        self.queue: LeafOrder = create_leaves(
+            policy,
+            LeafView(
+                nodes=self._leaves,
+                is_leaf=lambda leaf: True,
+                users_of=lambda leaf: leaf.users,
+                when_of=lambda leaf: leaf.when,
+                time_of=lambda when: when[0],
+                backed_of=lambda leaf: leaf.backed,
+                leaves_of=lambda user: self._of_user[user].values(),
+            ),
+        )
 
     def __len__(self) -> int:
         return len(self._leaves)
@@ -104,43 +70,56 @@ class EvictionOrder(ABC):
     def __contains__(self, node_id: int) -> bool:
         return node_id in self._leaves
 
+    @property
+    def trust_ends(self) -> bool:
+        return self.queue.trust_ends
+
+    @trust_ends.setter
+    def trust_ends(self, trust: bool) -> None:
+        self.queue.trust_ends = trust
+
+    @property
+    def use_lru(self) -> bool:
+        return self.queue.use_lru
+
+    @use_lru.setter
+    def use_lru(self, use: bool) -> None:
+        self.queue.use_lru = use
+
     # -- users --------------------------------------------------------------------
 
     def has_user(self, user: Hashable) -> bool:
-        return user in self._users
+        return user in self._of_user
 
     def set_user(self, user: Hashable, standing: Standing) -> None:
         """Register a user, or change what it counts as. O(its leaves * log n)."""
-        record = self._users.get(user)
-        if record is None:
-            self._n_users_made += 1
-            self._users[user] = record = User(self._n_users_made, standing)
-        else:
-            record.standing = standing
-        self._user_changed(record)
+        self._of_user.setdefault(user, {})
+        self.queue.set_user(user, standing)
 
     def drop_user(self, user: Hashable) -> None:
         """Forget a user, if known; its leaves lose it."""
-        record = self._users.pop(user, None)
-        if record is None:
-            return
-        for leaf in list(record.leaves.values()):
-            self._detach(leaf, record)
-        record.standing = _GONE
+        for leaf in self._of_user.pop(user, {}).values():
+            del leaf.users[user]
+            self.queue.offer(leaf)
+        self.queue.drop_user(user)
 
     def add_user(self, node_id: int, user: Hashable) -> None:
         """One more user of a leaf; no-op if it is one already."""
-        leaf, record = self._leaves[node_id], self._users[user]
-        if node_id not in record.leaves:
-            record.leaves[node_id] = leaf
-            leaf.users.append(record)
-            self._users_grew(leaf)
+        leaf = self._leaves[node_id]
+        self._of_user[user][node_id] = leaf
+        leaf.users[user] = None
+        self.queue.offer(leaf)
 
     def remove_user(self, node_id: int, user: Hashable) -> None:
         """One user less; no-op if it is none."""
-        leaf, record = self._leaves[node_id], self._users[user]
-        if node_id in record.leaves:
-            self._detach(leaf, record)
+        leaf = self._leaves[node_id]
+        if self._of_user[user].pop(node_id, None) is not None:
+            del leaf.users[user]
+            self.queue.offer(leaf)
+
+    def key_of_user(self, user: Hashable, now_s: float) -> NextUse:
+        """Key that the user alone gives a leaf without a copy one tier down."""
+        return self.queue.key_of_user(user, now_s)
 
     # -- leaves -------------------------------------------------------------------
 
@@ -158,21 +137,20 @@ class EvictionOrder(ABC):
         """A node became an evictable leaf; `backed`: a copy exists one tier down."""
         if node_id in self._leaves:
             raise ValueError(f"leaf {node_id} is in the order already")
-        records = [self._users[user] for user in users]
-        leaf = Leaf(node_id, last_access_s, tick, depth, pages, backed)
-        for record in records:
-            if node_id not in record.leaves:
-                record.leaves[node_id] = leaf
-                leaf.users.append(record)
+        of_users = [(user, self._of_user[user]) for user in users]
+        leaf = Leaf(node_id, (last_access_s, tick, -depth), pages, backed)
+        for user, leaves in of_users:
+            leaf.users[user] = None
+            leaves[node_id] = leaf
         self._leaves[node_id] = leaf
-        self._file(leaf)
+        self.queue.offer(leaf)
 
     def remove(self, node_id: int) -> None:
         """A leaf went, was locked, or is no leaf any more."""
         leaf = self._leaves.pop(node_id)
-        for record in leaf.users:
-            del record.leaves[node_id]
-        self._unfile(leaf)
+        for user in leaf.users:
+            del self._of_user[user][node_id]
+        self.queue.discard(node_id)
 
     def discard(self, node_id: int) -> None:
         """`remove`, if it is there."""
@@ -180,12 +158,10 @@ class EvictionOrder(ABC):
             self.remove(node_id)
 
     def touch(self, node_id: int, last_access_s: float, tick: int = 0) -> None:
-        """A leaf was used. O(1)."""
+        """A leaf was used."""
         leaf = self._leaves[node_id]
-        older = (last_access_s, tick) < (leaf.access_s, leaf.tick)
-        leaf.access_s, leaf.tick = last_access_s, tick
-        if older:
-            self._file(leaf)
+        leaf.when = (last_access_s, tick, leaf.when[2])
+        self.queue.offer(leaf)
 
     def update(
         self,
@@ -199,12 +175,11 @@ class EvictionOrder(ABC):
         leaf = self._leaves[node_id]
         if pages is not None:
             leaf.pages = pages
-        moved = depth is not None and depth != leaf.depth
-        moved = moved or (backed is not None and backed != leaf.backed)
-        if moved:
-            leaf.depth = leaf.depth if depth is None else depth
-            leaf.backed = leaf.backed if backed is None else backed
-            self._file(leaf)
+        if depth is not None:
+            leaf.when = (*leaf.when[:2], -depth)
+        if backed is not None:
+            leaf.backed = backed
+        self.queue.offer(leaf)
 
     # -- victims ------------------------------------------------------------------
 
@@ -214,63 +189,27 @@ class EvictionOrder(ABC):
         Leaves of running sessions are no victims: the engine locks what they use. The
         rest of their leaves come last, and only with `even_running`.
         """
-        leaf = self._pick(now_s, even_running)
-        return None if leaf is None else self._victim(leaf)
+        leaf = self.queue.first(now_s, even_running=even_running)
+        if leaf is None:
+            return None
+        return Victim(leaf.id, leaf.pages, self.queue.key_of(leaf, now_s))
 
     def pop_victim(self, now_s: float, *, even_running: bool = False) -> Victim | None:
         """`peek` and `take`."""
-        leaf = self._pick(now_s, even_running)
-        if leaf is None:
-            return None
-        victim = self._victim(leaf)
-        self.take(leaf.node_id)
+        victim = self.peek(now_s, even_running=even_running)
+        if victim is not None:
+            self.take(victim.node_id)
         return victim
 
     def take(self, node_id: int) -> None:
         """Remove a victim that was peeked at. Between equals its session goes on first."""
-        self._drained = self._leaves[node_id].filed
+        self.queue.take(self._leaves[node_id])
         self.remove(node_id)
 
-    def key_of_user(self, user: Hashable, now_s: float) -> NextUse:
-        """Key that the user alone gives a leaf without a copy one tier down."""
-        return next_use(self._users[user].standing, max(now_s, self.now_s))
 
-    # -- what a policy defines ----------------------------------------------------
-
-    @abstractmethod
-    def _pick(self, now_s: float, even_running: bool) -> Leaf | None:
-        """The leaf to go next, `filed` right."""
-
-    @abstractmethod
-    def _victim(self, leaf: Leaf) -> Victim:
-        """The leaf as its caller sees it."""
-
-    @abstractmethod
-    def _file(self, leaf: Leaf) -> None:
-        """Enter a leaf where it belongs by now, or no later than there."""
-
-    @abstractmethod
-    def _unfile(self, leaf: Leaf) -> None:
-        """Take a leaf off all shelves."""
-
-    def _user_changed(self, user: User) -> None:
-        for leaf in user.leaves.values():
-            if leaf.filed is user:
-                self._file(leaf)
-
-    def _users_grew(self, leaf: Leaf) -> None:
-        if leaf.filed is None:
-            self._file(leaf)
-
-    def _users_shrank(self, leaf: Leaf, user: User) -> None:
-        if leaf.filed is user:
-            leaf.filed = None
-            self._file(leaf)
-
-    def _detach(self, leaf: Leaf, user: User) -> None:
-        del user.leaves[leaf.node_id]
-        leaf.users.remove(user)
-        self._users_shrank(leaf, user)
+def create_order(policy: str = DEFAULT_POLICY) -> EvictionOrder:
+    """A new, empty order. Raises ValueError naming the choices."""
+    return EvictionOrder(policy)
 
 
 def drain(

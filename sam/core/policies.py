@@ -6,101 +6,141 @@ itself (`sam.core.next_use`).
 
 from __future__ import annotations
 
-from sam.core.next_use import NextUseOrder
-from sam.core.order import EvictionOrder, Leaf, User, Victim
-from sam.core.retention import (
-    DEFAULT_PLAIN_GAP_S,
-    NextUse,
-    NextUseRank,
-    plain_next_use,
-)
+from typing import Any
+
+from sam.core.leaf_order import LeafOrder, LeafView, User
+from sam.core.next_use import NextUseLeaves
+from sam.core.recency import RecencyList
+from sam.core.retention import DEFAULT_PLAIN_GAP_S, NextUse, NextUseRank, plain_next_use
 from sam.core.shelf import Shelf
 
 DEFAULT_POLICY = "next-use"
 
 
-class LruOrder(EvictionOrder):
+class LruLeaves(LeafOrder):
     """Least recently used first; users do not count."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._shelf = Shelf()
+    def __init__(self, view: LeafView) -> None:
+        super().__init__(view)
+        self._list = RecencyList()
 
-    def _rank(self, leaf: Leaf) -> float:
-        """What is compared before the last access: smaller goes first."""
-        return 0.0
+    def __len__(self) -> int:
+        return len(self._list)
 
-    def _file(self, leaf: Leaf) -> None:
-        self._shelf.put(leaf.entry(self._rank(leaf)))
+    def holds(self, node: Any) -> bool:
+        return node.id in self._list.at
 
-    def _unfile(self, leaf: Leaf) -> None:
-        self._shelf.discard(leaf.node_id)
+    def offer(self, node: Any) -> None:
+        if self.view.is_leaf(node):
+            self._list.put(node.id, self.view.when_of(node))
 
-    def _user_changed(self, user: User) -> None:
-        pass
+    def touched(self, node: Any) -> None:
+        if node.id in self._list.at:
+            self._list.renew(node.id, self.view.when_of(node))
+        else:
+            self.offer(node)
 
-    def _users_grew(self, leaf: Leaf) -> None:
-        pass
+    def discard(self, node_id: int) -> None:
+        self._list.discard(node_id)
 
-    def _users_shrank(self, leaf: Leaf, user: User) -> None:
-        pass
-
-    def _pick(self, now_s: float, even_running: bool) -> Leaf | None:
+    def first(self, now_s: float, *, even_running: bool = True) -> Any | None:
         self.now_s = max(self.now_s, now_s)
-        while (entry := self._shelf.head()) is not None:
-            leaf = self._leaves[entry[4]]
-            if leaf.is_fresh(entry):
-                return leaf
-            self._file(leaf)
+        view = self.view
+        while (head := self._list.head()) is not None:
+            node = view.nodes.get(head[1])
+            if node is None or not view.is_leaf(node):
+                self._list.discard(head[1])
+            elif view.when_of(node) == head[0]:
+                return node
+            else:
+                self.offer(node)
         return None
 
-    def _victim(self, leaf: Leaf) -> Victim:
-        key = plain_next_use(leaf.access_s, self.now_s, DEFAULT_PLAIN_GAP_S)
-        return Victim(leaf.node_id, leaf.pages, key)
+    def take(self, node: Any) -> None:
+        self.discard(node.id)
+
+    def key_of(self, node: Any, now_s: float) -> NextUse:
+        time_s = self.view.time_of(self.view.when_of(node))
+        return plain_next_use(time_s, max(now_s, self.now_s), DEFAULT_PLAIN_GAP_S)
 
 
-class SessionRefOrder(LruOrder):
+class SessionRefLeaves(LeafOrder):
     """Fewest open sessions first, then least recently used: the key `(ref > 0, ref, lru)`.
 
     Source: SGLang's `--enable-session-radix-cache`, `FullComponent` of the unified cache.
     A session counts from its first use to its end, a superseded branch included. The key
-    of a victim is comparable within this order only: QUEUED while anybody counts.
+    of a node is comparable within this order only: QUEUED while anybody counts.
     """
 
-    def _rank(self, leaf: Leaf) -> float:
+    def __init__(self, view: LeafView) -> None:
+        super().__init__(view)
+        self._shelf = Shelf()
+
+    def __len__(self) -> int:
+        return len(self._shelf)
+
+    def holds(self, node: Any) -> bool:
+        return node.id in self._shelf
+
+    def offer(self, node: Any) -> None:
+        if not self.view.is_leaf(node):
+            return
+        entry = (float(self._n_open(node)), self.view.when_of(node), node.id)
+        if self._shelf.get(node.id) != entry:
+            self._shelf.put(entry)
+
+    def touched(self, node: Any) -> None:
+        if node.id not in self._shelf:
+            self.offer(node)
+
+    def discard(self, node_id: int) -> None:
+        self._shelf.discard(node_id)
+
+    def first(self, now_s: float, *, even_running: bool = True) -> Any | None:
+        self.now_s = max(self.now_s, now_s)
+        view = self.view
+        while (entry := self._shelf.head()) is not None:
+            node = view.nodes.get(entry[2])
+            if node is None or not view.is_leaf(node):
+                self._shelf.discard(entry[2])
+            elif entry[1] == view.when_of(node) and entry[0] == self._n_open(node):
+                return node
+            else:
+                self.offer(node)
+        return None
+
+    def take(self, node: Any) -> None:
+        self.discard(node.id)
+
+    def key_of(self, node: Any, now_s: float) -> NextUse:
+        time_s = self.view.time_of(self.view.when_of(node))
+        key = plain_next_use(time_s, max(now_s, self.now_s), DEFAULT_PLAIN_GAP_S)
+        return NextUse(NextUseRank.QUEUED, key.use_in_s) if self._n_open(node) else key
+
+    def _n_open(self, node: Any) -> int:
+        users = self._users
         ended = NextUseRank.ENDED
-        return float(sum(user.standing.rank is not ended for user in leaf.users))
+        return sum(users[u].standing.rank is not ended for u in self.view.users_of(node))
 
     def _user_changed(self, user: User) -> None:
-        for leaf in user.leaves.values():
-            entry = self._shelf.get(leaf.node_id)
-            if entry is not None and entry[0] != self._rank(leaf):
-                self._file(leaf)
-
-    def _users_grew(self, leaf: Leaf) -> None:
-        self._file(leaf)
-
-    def _users_shrank(self, leaf: Leaf, user: User) -> None:
-        self._file(leaf)
-
-    def _victim(self, leaf: Leaf) -> Victim:
-        victim = super()._victim(leaf)
-        if not self._rank(leaf):
-            return victim
-        return victim._replace(key=NextUse(NextUseRank.QUEUED, victim.key.use_in_s))
+        """An end counts at once where the caller leaves the user on its nodes."""
+        if self.view.leaves_of is not None:
+            for node in self.view.leaves_of(user.name):
+                if node.id in self._shelf:
+                    self.offer(node)
 
 
-_ORDERS: dict[str, type[EvictionOrder]] = {
-    DEFAULT_POLICY: NextUseOrder,
-    "lru": LruOrder,
-    "session-ref": SessionRefOrder,
+_ORDERS: dict[str, type[LeafOrder]] = {
+    DEFAULT_POLICY: NextUseLeaves,
+    "lru": LruLeaves,
+    "session-ref": SessionRefLeaves,
 }
 POLICY_NAMES = tuple(_ORDERS)
 
 
-def create_order(policy: str = DEFAULT_POLICY) -> EvictionOrder:
-    """A new, empty order. Raises ValueError naming the choices."""
+def create_leaves(policy: str, view: LeafView) -> LeafOrder:
+    """A new, empty order over the caller's leaves. Raises ValueError naming the choices."""
     order = _ORDERS.get(policy)
     if order is None:
         raise ValueError(f"retention policy {policy!r}: choose from {', '.join(POLICY_NAMES)}")
-    return order()
+    return order(view)

@@ -8,9 +8,10 @@ not outnumber the live ones by more than a constant.
 from __future__ import annotations
 
 from heapq import heapify, heappop, heappush
+from typing import Any
 
-Entry = tuple[float, float, int, float, int]
-"""(key, last access in seconds, access tick, minus depth, node id): smallest first."""
+Entry = tuple[float, Any, int]
+"""(key, last access, node id): smallest first."""
 
 _MIN_DEAD = 64
 
@@ -32,7 +33,7 @@ class Shelf:
 
     def put(self, entry: Entry) -> None:
         """Add the node that the entry names, or move it there."""
-        self._entries[entry[4]] = entry
+        self._entries[entry[2]] = entry
         heap = self._heap
         heappush(heap, entry)
         if len(heap) > 2 * len(self._entries) + _MIN_DEAD:
@@ -49,7 +50,7 @@ class Shelf:
         heap, entries = self._heap, self._entries
         while heap:
             entry = heap[0]
-            if entries.get(entry[4]) is entry:
+            if entries.get(entry[2]) is entry:
                 return entry
             heappop(heap)
         return None

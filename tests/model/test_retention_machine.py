@@ -1,4 +1,4 @@
-"""NextUseOrder, LruOrder and SessionRefOrder against an oracle that sorts all keys anew.
+"""The orders by next use, LRU and session-ref against an oracle that sorts all keys anew.
 
 Times, gaps and hints are such that all keys are exact in floating point: the oracle
 computes by definition, the orders by shelf.
@@ -15,8 +15,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from sam.core.next_use import NextUseOrder
-from sam.core.policies import LruOrder, SessionRefOrder
+from sam.core.order import EvictionOrder
 from sam.core.retention import NextUseRank as R
 from sam.core.retention import Standing
 
@@ -85,8 +84,9 @@ class Twins:
     """The three orders and the oracle, told the same; every victim is compared."""
 
     def __init__(self):
-        self.orders = [NextUseOrder(PLAIN_GAP_S), LruOrder(), SessionRefOrder()]
+        self.orders = [EvictionOrder(name) for name in ("next-use", "lru", "session-ref")]
         self.next_use = self.orders[0]
+        self.next_use.queue.plain_gap_s = PLAIN_GAP_S
         self.oracle = Oracle()
         self.now, self.n_nodes, self.n_serials = 100.0, 0, 0
 
@@ -182,12 +182,13 @@ class Twins:
         """What is left goes in the right order, and nothing stays on a shelf."""
         self.evict(10_000, True)
         assert not self.oracle.leaves
-        order = self.next_use
+        order = self.next_use.queue
         bands = [*order._offloaded.shelves, *order._idle.shelves]
         shelves = [order._ended, order._superseded, order._queued, order._running]
         assert not any(map(len, [*bands, *shelves, order._plain, order._owned]))
-        assert all(not user.leaves for user in order._users.values())
+        assert not order._filed and all(not user.filed for user in order._users.values())
         assert not any(map(len, self.orders))
+        assert not any(len(order.queue) for order in self.orders)
 
 
 class RetentionMachine(RuleBasedStateMachine):
@@ -321,7 +322,7 @@ def test_random_calls(seed):
 def test_without_sessions_the_victims_are_those_of_lru():
     """100,000 random operations; the oracle is a plain dict in order of access."""
     rng = random.Random(5)
-    order, by_access = NextUseOrder(), {}
+    order, by_access = EvictionOrder(), {}
     now, tick, n_nodes, n_victims = 1.0, 0, 0, 0
     for _ in range(100_000):
         now += rng.choice((0.0, 0.0, 0.0, 0.5, 30.0))

@@ -8,9 +8,8 @@ import pytest
 from sam.core.gaps import GapEstimator, GapParams, label_of
 from sam.core.ghost import GhostCache, GhostPair
 from sam.core.guard import EndTrust, RegretGuard
-from sam.core.next_use import NextUseOrder
-from sam.core.order import drain
-from sam.core.policies import POLICY_NAMES, LruOrder, create_order
+from sam.core.order import EvictionOrder, create_order, drain
+from sam.core.policies import POLICY_NAMES
 from sam.core.retention import NextUseRank as R
 from sam.core.retention import Standing, next_use
 from sam.core.tracker import RetentionTracker
@@ -149,7 +148,7 @@ def test_session_ref():
 
 
 def test_time_never_runs_back():
-    order = NextUseOrder()
+    order = EvictionOrder()
     order.set_user("a", Standing(R.IDLE, 0.0, 10.0, 30.0))
     order.add(1, "a", 0.0, 1, 1)
     assert order.peek(25.0).key == (R.IDLE, 13.5)
@@ -157,7 +156,7 @@ def test_time_never_runs_back():
 
 
 def test_a_leaf_of_many_users_goes_by_the_soonest():
-    order = NextUseOrder()
+    order = EvictionOrder()
     for i in range(1000):
         order.set_user(i, Standing(R.IDLE, float(i), 10.0))
     order.add(1, range(1000), 999.0, 1, 1)
@@ -169,7 +168,7 @@ def test_a_leaf_of_many_users_goes_by_the_soonest():
 
 
 def test_timers_and_shelves_are_bounded():
-    order = NextUseOrder()
+    order = EvictionOrder()
     for i in range(20_000):
         user = f"u{i}" if i % 2 else "same"
         order.set_user(user, Standing(R.IDLE, float(i), 10.0, 80_000.0))
@@ -178,12 +177,13 @@ def test_timers_and_shelves_are_bounded():
         order.drop_user(f"u{i - 2}")
         order.touch(0, float(i))
         order.peek(float(i))
-    assert len(order._timers) < 100
-    assert all(len(s._heap) < 100 for s in (*order._idle.shelves, order._owned, order._plain))
+    queue = order.queue
+    assert len(queue._timers) < 100
+    assert all(len(s._heap) < 100 for s in (*queue._idle.shelves, queue._owned, queue._plain))
 
 
 def test_drain_trims_the_last_victim():
-    order = LruOrder()
+    order = EvictionOrder("lru")
     for i in range(3):
         order.add(i, (), float(i), 1, 10)
     gone = []
@@ -196,7 +196,7 @@ def test_drain_trims_the_last_victim():
 
 
 def test_ghost_of_lru_by_hand():
-    ghost = GhostCache(10, LruOrder())
+    ghost = GhostCache(10, EvictionOrder("lru"))
     assert ghost.access([("sys", 2), ("a", 3)], 1.0) == 5
     assert ghost.access([("sys", 2), ("b", 3)], 2.0) == 3
     assert ghost.access([("sys", 2), ("a", 5)], 3.0) == 2
@@ -237,7 +237,7 @@ def test_ghost_accounts_are_exact():
         check_ghost(pair.lru)
     for i in range(12):
         tracker.forget(f"u{i}")
-    assert not pair.ours._path_of and not pair.ours.order._users
+    assert not pair.ours._path_of and not pair.ours.order._of_user
 
 
 def test_the_guard_fires_when_labels_lie_and_lets_go():
@@ -261,7 +261,7 @@ def test_the_guard_fires_when_labels_lie_and_lets_go():
 
 
 def tracked():
-    order = NextUseOrder()
+    order = EvictionOrder()
     return order, RetentionTracker([order])
 
 
@@ -341,7 +341,7 @@ def test_left_branches_end_and_return_with_the_session():
 
 
 def test_false_ends_lose_trust_in_all_orders():
-    device, host = NextUseOrder(), NextUseOrder()
+    device, host = EvictionOrder(), EvictionOrder()
     tracker = RetentionTracker([device, host])
     tracker.idle("e", 0.0, "tool")
     tracker.ended("e", 0.0)

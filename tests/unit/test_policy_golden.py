@@ -12,8 +12,7 @@ import pytest
 
 from sam.core.gaps import GapEstimator
 from sam.core.guard import RegretGuard
-from sam.core.order import drain
-from sam.core.policies import create_order
+from sam.core.order import create_order, drain
 from sam.core.retention import NextUseRank, Standing
 
 REPO = Path(__file__).resolve().parents[2]
