@@ -1,0 +1,54 @@
+"""The `agent_hint` that this client puts into request bodies.
+
+Owns its shape, and how it joins what the caller sends. Must never send a request, and must never
+overwrite a key that the caller set.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+MAX_EXPECTED_IDLE_S = 86_400.0
+
+
+def agent_hint(
+    session_id: str,
+    parent_session_id: str | None = None,
+    *,
+    edits: Sequence[str | Mapping[str, Any]] = (),
+    manage_only: bool = False,
+    expected_idle_s: float | None = None,
+) -> dict[str, Any]:
+    """One hint. An edit is `evict`, `offload` or `prefetch` of the whole session, or the
+    protocol's own object. `expected_idle_s` outside 0..86400 is moved there, NaN left out."""
+    hint: dict[str, Any] = {"session_id": session_id}
+    if parent_session_id is not None:
+        hint["parent_session_id"] = parent_session_id
+    if edits or manage_only:
+        hint["context_management"] = {
+            "manage_request": manage_only,
+            "edits": [
+                {"type": edit, "target": "session"} if isinstance(edit, str) else dict(edit)
+                for edit in edits
+            ],
+        }
+    if expected_idle_s is not None and not math.isnan(expected_idle_s):
+        hint["expected_idle_s"] = round(min(max(expected_idle_s, 0.0), MAX_EXPECTED_IDLE_S), 3)
+    return hint
+
+
+def with_hint(kwargs: Mapping[str, Any], hint: Mapping[str, Any]) -> dict[str, Any]:
+    """`kwargs` of a `create` call with the hint in `extra_body`; nothing passed in is changed.
+
+    Where the caller has an `agent_hint` of its own, its keys win; the rest is filled in. One that
+    is no object is left as it is.
+    """
+    body = dict(kwargs.get("extra_body") or {})
+    own = body.get("agent_hint")
+    if own is None:
+        body["agent_hint"] = dict(hint)
+    elif isinstance(own, Mapping):
+        body["agent_hint"] = {**hint, **own}
+    return {**kwargs, "extra_body": body}

@@ -1,0 +1,256 @@
+"""Management requests, sent beside the agent.
+
+Owns when and on what they travel: a thread for a synchronous client, tasks of the client's own
+loop for an asynchronous one. Must never raise into the agent, never make it wait, and never keep
+asking a server that does not answer: errors are counted, the first one is logged, and after a few
+in a row sending pauses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import heapq
+import itertools
+import logging
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+logger = logging.getLogger("sam.client")
+FAILURES_BEFORE_PAUSE = 3
+PAUSE_S = 60.0
+MAX_WAITING = 512
+_EXIT_WAIT_S = 2.0
+
+
+@dataclass
+class SendStats:
+    """Management requests: answered, failed (error or timeout), dropped unsent."""
+
+    answered: int = 0
+    failed: int = 0
+    dropped: int = 0
+
+
+@dataclass(order=True)
+class Job:
+    """One request to send at `when` (monotonic seconds); jobs of a session keep their order."""
+
+    when: float
+    number: int
+    session_id: str = field(compare=False)
+    kwargs: Mapping[str, Any] = field(compare=False)
+    cancelled: bool = field(default=False, compare=False)
+
+    def cancel(self) -> None:
+        """Do not send it, if it is not under way yet."""
+        self.cancelled = True
+
+
+class Sender:
+    """What both senders share: the call, the counters, the pause."""
+
+    def __init__(
+        self, create: Callable[..., Any], on_reply: Callable[[str, Any], None] | None
+    ) -> None:
+        self._create = create
+        self._on_reply = on_reply
+        self._numbers = itertools.count()
+        self._lock = threading.Lock()
+        self._stats = SendStats()
+        self._failed_in_a_row = 0
+        self._paused_until = 0.0
+        self._has_logged = False
+
+    @property
+    def stats(self) -> SendStats:
+        with self._lock:
+            return replace(self._stats)
+
+    def send(self, session_id: str, kwargs: Mapping[str, Any], delay_s: float = 0.0) -> Job:
+        """Send later or now; returns at once."""
+        job = Job(time.monotonic() + delay_s, next(self._numbers), session_id, kwargs)
+        try:
+            self._accept(job)
+        except Exception as error:  # noqa: BLE001 - nothing here may reach the agent
+            self._failed(error)
+        return job
+
+    def _accept(self, job: Job) -> None:
+        raise NotImplementedError
+
+    def _may_send(self, job: Job) -> bool:
+        if job.cancelled:
+            return False
+        with self._lock:
+            if time.monotonic() >= self._paused_until:
+                return True
+            self._stats.dropped += 1
+        return False
+
+    def _dropped(self) -> None:
+        with self._lock:
+            self._stats.dropped += 1
+
+    def _answered(self, job: Job, reply: Any) -> None:
+        with self._lock:
+            self._stats.answered += 1
+            self._failed_in_a_row = 0
+        if self._on_reply is not None:
+            self._on_reply(job.session_id, reply)
+
+    def _failed(self, error: BaseException) -> None:
+        with self._lock:
+            self._stats.failed += 1
+            self._failed_in_a_row += 1
+            if self._failed_in_a_row >= FAILURES_BEFORE_PAUSE:
+                self._failed_in_a_row = 0
+                self._paused_until = time.monotonic() + PAUSE_S
+            is_first, self._has_logged = not self._has_logged, True
+        level = logging.WARNING if is_first else logging.DEBUG
+        logger.log(level, "a cache hint was not delivered, the agent goes on: %r", error)
+
+
+class ThreadSender(Sender):
+    """One daemon thread, started with the first request; what waits at exit gets two seconds."""
+
+    def __init__(self, create: Any, on_reply: Any = None) -> None:
+        super().__init__(create, on_reply)
+        self._waiting: list[Job] = []
+        self._changed = threading.Condition()
+        self._n_under_way = 0
+        self._thread: threading.Thread | None = None
+        atexit.register(_flush_at_exit, weakref.ref(self))
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until all that is due was sent; False if that takes longer. Must not be called
+        by an `on_reply`."""
+        deadline = time.monotonic() + timeout_s
+        with self._changed:
+            while self._n_under_way or any(self._due(job) for job in self._waiting):
+                if not self._changed.wait(min(0.05, deadline - time.monotonic())):
+                    if time.monotonic() >= deadline:
+                        return False
+        return True
+
+    @staticmethod
+    def _due(job: Job) -> bool:
+        return not job.cancelled and job.when <= time.monotonic()
+
+    def _accept(self, job: Job) -> None:
+        with self._changed:
+            if len(self._waiting) >= MAX_WAITING:
+                self._waiting = [other for other in self._waiting if not other.cancelled]
+                heapq.heapify(self._waiting)
+            if len(self._waiting) >= MAX_WAITING:
+                return self._dropped()
+            heapq.heappush(self._waiting, job)
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(
+                    target=self._run, name="sam-client", daemon=True
+                )
+                self._thread.start()
+            self._changed.notify_all()
+        return None
+
+    def _run(self) -> None:
+        while True:
+            job = self._next()
+            try:
+                if self._may_send(job):
+                    self._answered(job, self._create(**job.kwargs))
+            except Exception as error:  # noqa: BLE001
+                self._failed(error)
+            finally:
+                with self._changed:
+                    self._n_under_way -= 1
+                    self._changed.notify_all()
+
+    def _next(self) -> Job:
+        with self._changed:
+            while not self._waiting or self._waiting[0].when > time.monotonic():
+                until = self._waiting[0].when - time.monotonic() if self._waiting else None
+                self._changed.wait(until)
+            self._n_under_way += 1
+            return heapq.heappop(self._waiting)
+
+
+class LoopSender(Sender):
+    """Tasks on the loop that the agent's calls run on; each session's requests in order."""
+
+    def __init__(self, create: Any, on_reply: Any = None) -> None:
+        super().__init__(create, on_reply)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._last: dict[str, asyncio.Task[None]] = {}
+        self._n_waiting = 0
+
+    def note_loop(self) -> None:
+        """Remember the running loop, for hints from threads that have none."""
+        self._loop = asyncio.get_running_loop()
+
+    async def flush(self, timeout_s: float, session_id: str | None = None) -> bool:
+        """Wait until what was asked for so far, by one session or all, was sent."""
+        await asyncio.sleep(0)
+        tasks = [t for s, t in self._last.items() if session_id in (None, s)]
+        if not tasks:
+            return True
+        _, pending = await asyncio.wait(tasks, timeout=timeout_s)
+        return not pending
+
+    def _accept(self, job: Job) -> None:
+        try:
+            self.note_loop()
+        except RuntimeError:
+            if self._loop is None or self._loop.is_closed():
+                return self._dropped()
+            self._loop.call_soon_threadsafe(self._plan, job)
+        else:
+            self._plan(job)
+        return None
+
+    def _plan(self, job: Job) -> None:
+        delay_s = job.when - time.monotonic()
+        if self._n_waiting >= MAX_WAITING:
+            self._dropped()
+            return
+        self._n_waiting += 1
+        if delay_s > 0:
+            asyncio.get_running_loop().call_later(delay_s, self._due, job)
+        else:
+            self._due(job)
+
+    def _due(self, job: Job) -> None:
+        if job.cancelled:
+            self._n_waiting -= 1
+            return
+        loop = asyncio.get_running_loop()
+        before = self._last.get(job.session_id)
+        if before is not None and before.get_loop() is not loop:
+            before = None
+        task = loop.create_task(self._send(job, before))
+        self._last[job.session_id] = task
+        task.add_done_callback(lambda done: self._forget(job.session_id, done))
+
+    def _forget(self, session_id: str, task: asyncio.Task[None]) -> None:
+        self._n_waiting -= 1
+        if self._last.get(session_id) is task:
+            del self._last[session_id]
+
+    async def _send(self, job: Job, before: asyncio.Task[None] | None) -> None:
+        if before is not None:
+            await asyncio.wait([before])
+        try:
+            if self._may_send(job):
+                self._answered(job, await self._create(**job.kwargs))
+        except Exception as error:  # noqa: BLE001
+            self._failed(error)
+
+
+def _flush_at_exit(sender: weakref.ref[ThreadSender]) -> None:
+    alive = sender()
+    if alive is not None:
+        alive.flush(_EXIT_WAIT_S)
