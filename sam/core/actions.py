@@ -24,11 +24,15 @@ from sam.core.validation import (
     check_number,
     check_object,
     check_range,
+    check_tokens,
     shape_of,
 )
 
 PROTOCOL_VERSION = "0.1"
 ACTION_VERSION = "0.1"
+INTERNAL_KEYS = ("token_ids", "cache_salt", "extra_key", "source")
+"""Payload keys that only the ingress may set; `stamp_envelope` removes a client's."""
+_SOURCES = ("messages", "tools", "tokens")
 _EXTRA_ACTIONS = 3  # bind, expect and retain may ride with max_edits edits
 
 
@@ -78,7 +82,12 @@ class ActionResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SessionAction(msgspec.Struct, frozen=True, kw_only=True):
-    """One decoded action. [start, end) counts items of `target`; `time_s` is message time."""
+    """One decoded action. [start, end) counts items of `target`; `time_s` is message time.
+
+    A range that came as messages or tools has target `tokens` and `source` says what it was:
+    `token_ids` are the window's tokens before `end`, or before `start` where the end is open,
+    as little-endian int32; `cache_salt` and `extra_key` are those of its radix key.
+    """
 
     kind: ActionKind
     action_id: str
@@ -92,6 +101,10 @@ class SessionAction(msgspec.Struct, frozen=True, kw_only=True):
     expected_idle_s: float | None = None
     ttl_s: float | None = None
     release: Literal["now", "lazy"] | None = None
+    token_ids: bytes | None = None
+    cache_salt: str | None = None
+    extra_key: str | None = None
+    source: Literal["messages", "tools", "tokens"] | None = None
 
 
 def parse_action(action: object, limits: HintLimits = DEFAULT_LIMITS) -> SessionAction | None:
@@ -127,6 +140,7 @@ def parse_action(action: object, limits: HintLimits = DEFAULT_LIMITS) -> Session
         scope=_scope_of(payload, kind, target),
         time_s=_number_of(payload, "time_s", limits.max_time_s, HintReason.BAD_TIME),
         release=_release_of(payload),
+        **_window_of(payload, end if end is not None else start or 0, limits),
         **_kind_fields(payload, kind, limits),
     )
 
@@ -159,7 +173,8 @@ def stamp_envelope(
 ) -> dict[str, Any]:
     """Return a plain-dict copy with the server's `tenant` and `time_s` in every payload.
 
-    For a client's own `kv_hints`: whatever owner or time the client wrote is replaced.
+    For a client's own `kv_hints`: whatever owner or time the client wrote is replaced, and
+    INTERNAL_KEYS are removed.
     Actions of types that sam does not implement pass unchanged. Raises HintError when
     the envelope has no usable action list.
     """
@@ -173,7 +188,8 @@ def stamp_envelope(
         action_id, action_type, version, payload = _fields_of(action)
         known = isinstance(action_type, str) and action_type in _KIND_OF_TYPE
         if known and isinstance(payload, dict):
-            payload = payload | {"tenant": tenant, "time_s": now_s}
+            payload = {k: v for k, v in payload.items() if k not in INTERNAL_KEYS}
+            payload |= {"tenant": tenant, "time_s": now_s}
         stamped.append(
             {
                 "action_id": action_id,
@@ -267,6 +283,26 @@ def _release_of(payload: dict[object, object]) -> str | None:
     if release is None:
         return None
     return check_choice(release, ("now", "lazy"), "payload.release", HintReason.BAD_RELEASE)
+
+
+def _window_of(
+    payload: dict[object, object], n_tokens: int, limits: HintLimits
+) -> dict[str, Any]:
+    """The fields that name the rendered window of a token range, where the ingress set them."""
+    fields: dict[str, Any] = {
+        "token_ids": check_tokens(payload.get("token_ids"), n_tokens, limits, "payload.token_ids")
+    }
+    for name in ("cache_salt", "extra_key"):
+        value = payload.get(name)
+        if value is not None:
+            value = check_id(
+                value, limits.max_namespace_bytes, f"payload.{name}", HintReason.BAD_ACTION
+            )
+        fields[name] = value
+    source = payload.get("source")
+    if source is not None:
+        source = check_choice(source, _SOURCES, "payload.source", HintReason.BAD_ACTION)
+    return fields | {"source": source}
 
 
 def _number_of(

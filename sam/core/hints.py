@@ -290,4 +290,6 @@ def _edit_payload(edit: Edit, self_parent: bool) -> dict[str, Any]:
         value = getattr(edit, name)
         if value is not None:
             payload[name] = value
+    if edit.target == "tokens":
+        payload["source"] = "tokens"
     return payload

@@ -13,6 +13,7 @@ from enum import StrEnum
 import msgspec
 
 MAX_DETAIL_CHARS = 200
+TOKEN_BYTES = 4
 _SHOWN_CHARS = 40
 
 
@@ -40,6 +41,10 @@ class HintReason(StrEnum):
     BAD_TENANT = "bad_tenant"
     BAD_SCOPE = "bad_scope"
     BAD_TIME = "bad_time"
+    BAD_TOKENS = "bad_tokens"
+    EMPTY_RANGE = "empty_range"
+    UNRESOLVABLE_RANGE = "unresolvable_range"
+    UNSUPPORTED_TARGET = "unsupported_target"
 
 
 class HintError(ValueError):
@@ -64,6 +69,7 @@ class HintLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_keys: int = 64
     max_unknown_keys: int = 16
     max_index: int = 2**31
+    max_namespace_bytes: int = 65_536
     max_expected_idle_s: float = 86_400.0
     max_ttl_s: float = 3_600.0
     default_ttl_s: float = 300.0
@@ -170,4 +176,18 @@ def check_choice(
         raise HintError(
             reason, f"{where}: {shape_of(value)} is not one of {', '.join(choices)}"
         )
+    return value
+
+
+def check_tokens(value: object, n_tokens: int, limits: HintLimits, where: str) -> bytes | None:
+    """Return None or `n_tokens` token ids as little-endian int32 bytes, or raise HintError."""
+    if value is None:
+        return None
+    if not isinstance(value, bytes) or len(value) % TOKEN_BYTES:
+        raise HintError(
+            HintReason.BAD_TOKENS, f"{where}: expected int32 bytes, got {shape_of(value)}"
+        )
+    found = len(value) // TOKEN_BYTES
+    if found > limits.max_index or found != n_tokens:
+        raise HintError(HintReason.BAD_TOKENS, f"{where}: {found} tokens, expected {n_tokens}")
     return value

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from sam.core.hints import (
+    ACTION_VERSION,
     ActionKind,
     ActionStatus,
     CacheControl,
@@ -472,3 +473,63 @@ def test_every_captured_hint_parses_lowers_and_decodes():
         binds = [a for a, _ in entries if a.kind is ActionKind.BIND]
         assert len(binds) == (0 if parsed.manage_request else 1)
         assert len(entries) == len(binds) + len(parsed.edits)
+
+
+# -- what only the ingress may say about a range --------------------------------------
+
+
+def range_action(**payload):
+    base = {"session_id": "s", "tenant": "t", "time_s": 1.0, "target": "tokens"}
+    return {
+        "action_id": "a",
+        "action_type": "session.evict",
+        "action_version": ACTION_VERSION,
+        "payload": base | payload,
+    }
+
+
+def test_a_token_range_names_its_window():
+    ids = b"\x01\x00\x00\x00\x02\x00\x00\x00"
+    action = parse_action(
+        range_action(
+            start=2, token_ids=ids, cache_salt="salt", extra_key="lora", source="messages"
+        )
+    )
+    assert (action.start, action.end, action.token_ids) == (2, None, ids)
+    assert (action.cache_salt, action.extra_key, action.source) == ("salt", "lora", "messages")
+    assert parse_action(range_action(start=0, end=2, token_ids=ids)).token_ids == ids
+    assert parse_action(range_action(start=7)).token_ids is None
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        {"start": 2, "token_ids": b"\x01\x00\x00"},
+        {"start": 2, "token_ids": b"\x01\x00\x00\x00"},
+        {"start": 1, "end": 3, "token_ids": b"\x01\x00\x00\x00"},
+        {"start": 1, "token_ids": "\x01\x00\x00\x00"},
+        {"start": 1, "token_ids": [1]},
+        {"token_ids": b"\x01\x00\x00\x00"},
+        {"start": 1, "source": "disk"},
+        {"start": 1, "cache_salt": 5},
+        {"start": 1, "extra_key": "x" * 65_537},
+    ],
+)
+def test_a_malformed_window_is_refused(payload):
+    with pytest.raises(HintError):
+        parse_action(range_action(**payload))
+
+
+def test_clients_cannot_name_a_window():
+    own = range_action(
+        start=1, token_ids=b"\x01\x00\x00\x00", cache_salt="victim", extra_key="x", source="tools"
+    )
+    stamped = stamp_envelope({"actions": [own]}, tenant="t", now_s=5.0)
+    payload = stamped["actions"][0]["payload"]
+    assert payload == {
+        "session_id": "s",
+        "tenant": "t",
+        "time_s": 5.0,
+        "target": "tokens",
+        "start": 1,
+    }
