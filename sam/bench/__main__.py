@@ -1,4 +1,4 @@
-"""`python -m sam.bench NAME ...`: benchmarks that need no server.
+"""`python -m sam.bench NAME ...`: what sam costs.
 
 Owns the choice of the benchmark only.
 """
@@ -6,18 +6,23 @@ Owns the choice of the benchmark only.
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 
-USAGE = "usage: python -m sam.bench tree [--leaves N] [--repeats N] [--no-paths] [--json]"
+BENCHMARKS = {
+    "tree": "what the tree cores cost: match, insert, evict",
+    "overhead": "scheduler time per request on live servers, sam against stock",
+}
+USAGE = "usage: python -m sam.bench NAME [--help] [options]\n" + "\n".join(
+    f"  {name:10}{about}" for name, about in BENCHMARKS.items()
+)
 
 
 def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
-    if not argv or argv[0] != "tree":
+    if not argv or argv[0] not in BENCHMARKS:
         print(USAGE, file=sys.stderr)
         return 0 if argv and argv[0] in ("-h", "--help") else 2
-    from sam.bench.tree import main as tree_main
-
-    return tree_main(argv[1:])
+    return import_module(f"sam.bench.{argv[0]}").main(argv[1:])
 
 
 if __name__ == "__main__":
