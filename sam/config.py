@@ -31,11 +31,19 @@ class SamConfig(msgspec.Struct, frozen=True, kw_only=True):
     prefetch_pool_share: float = 0.5
     max_pending_actions: int = 1_024
     max_in_flight_actions: int = 512
+    max_in_flight_actions_per_tenant: int = 0
+    max_pending_ranges: int = 64
+    strict_hints: bool = False
     max_remembered_actions: int = 4_096
     hint_result_ttl_s: float = 300.0
     max_hint_results: int = 4_096
     raise_on_error: bool = False
     tree_core: Literal["python", "rust"] = "python"
+    retention_policy: Literal["next-use", "lru", "session-ref"] = "next-use"
+
+    def in_flight_per_tenant(self) -> int:
+        """Actions of one tenant on their way to the scheduler; unless set, half of all."""
+        return self.max_in_flight_actions_per_tenant or max(1, self.max_in_flight_actions // 2)
 
     def session_limits(self) -> SessionLimits:
         return SessionLimits(
@@ -44,6 +52,26 @@ class SamConfig(msgspec.Struct, frozen=True, kw_only=True):
             max_named=self.max_sessions,
             idle_timeout_s=self.session_idle_timeout_s,
         )
+
+
+HELP = {
+    "max_sessions": "session records kept; the oldest ended, then the oldest idle ones go",
+    "max_sessions_per_tenant": "session records kept per owner",
+    "session_idle_timeout_s": "an idle session ends after this much message time",
+    "prefetch_lease_s": "how long a prefetched session counts as resuming",
+    "prefetch_pool_share": "largest share of the device pool for one prefetch",
+    "max_pending_actions": "actions under way in the scheduler; more are dropped",
+    "max_in_flight_actions": "actions the scheduler has not yet looked at; more are dropped",
+    "max_in_flight_actions_per_tenant": "of these, of one owner; 0: half of them",
+    "max_pending_ranges": "ranges that wait to be mapped to tokens; more are dropped",
+    "strict_hints": "answer malformed hints with 400 instead of serving without them",
+    "max_remembered_actions": "outcomes kept for idempotency by message and action id",
+    "hint_result_ttl_s": "how long GET /kv_hints/{message_id} knows a message",
+    "max_hint_results": "messages it knows; of actions four times as many",
+    "raise_on_error": "tests: an internal error stops the server instead of being counted",
+    "tree_core": "sessions over SGLang's Python or Rust tree core",
+}
+"""What each setting means, for `--help`."""
 
 
 def load_config(env: Mapping[str, str] | None = None) -> SamConfig:
