@@ -96,8 +96,9 @@ class LeafOrder(ABC):
             if node is not None:
                 self.offer(node)
 
-    def standing_of(self, name: Hashable) -> Standing:
-        return self._users[name].standing
+    def standings(self) -> list[tuple[Hashable, Standing]]:
+        """All users, in the order in which they were registered."""
+        return [(user.name, user.standing) for user in self._users.values()]
 
     def key_of_user(self, name: Hashable, now_s: float) -> NextUse:
         """Key that the user alone gives a leaf without a copy one tier down."""
@@ -148,5 +149,6 @@ class LeafOrder(ABC):
             self.take(node)
         return node
 
+    @abstractmethod
     def _user_changed(self, user: User) -> None:
         """Put right, or early enough, what waits under the user's key."""

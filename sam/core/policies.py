@@ -63,6 +63,9 @@ class LruLeaves(LeafOrder):
         time_s = self.view.time_of(self.view.when_of(node))
         return plain_next_use(time_s, max(now_s, self.now_s), DEFAULT_PLAIN_GAP_S)
 
+    def _user_changed(self, user: User) -> None:
+        pass
+
 
 class SessionRefLeaves(LeafOrder):
     """Fewest open sessions first, then least recently used: the key `(ref > 0, ref, lru)`.

@@ -74,7 +74,7 @@ class RetentionTracker:
     ) -> None:
         self.gaps = GapEstimator() if gaps is None else gaps
         self.end_trust = EndTrust() if end_trust is None else end_trust
-        self._orders = list(orders)
+        self._orders: list[OrderSink] = list(orders)
         self._sessions: dict[Hashable, _Idle] = {}
 
     def __len__(self) -> int:
@@ -82,6 +82,11 @@ class RetentionTracker:
 
     def __contains__(self, session: Hashable) -> bool:
         return session in self._sessions
+
+    def attach(self, order: OrderSink) -> None:
+        """One more order to tell, before any session is known."""
+        assert not self._sessions
+        self._orders.append(order)
 
     # -- the life of a session ----------------------------------------------------
 
@@ -152,11 +157,19 @@ class RetentionTracker:
         if idle is not None and idle.resting and not idle.ended:
             self._tell(session, _QUEUED if resuming else self._standing(idle))
 
-    def ended(self, session: Hashable, time_s: float) -> None:
-        """No longer needed. It stays known until `forget`, to notice a return."""
+    def ended(self, session: Hashable, time_s: float, left_as: Hashable | None = None) -> None:
+        """No longer needed. It stays known until `forget`, to notice a return.
+
+        `left_as`: the user under which what it leaves behind counts from now on, whether
+        the session comes back or not, until `drop_left`.
+        """
         idle = self._known(session, time_s)
-        if idle.ended:
-            return
+        if not idle.ended:
+            self._end(session, idle, time_s)
+        if left_as is not None:
+            self._tell(left_as, self._standing(idle))
+
+    def _end(self, session: Hashable, idle: _Idle, time_s: float) -> None:
         if not idle.resting:
             idle.since_s, idle.label, idle.resting = time_s, LABEL_OTHER, True
             idle.gap_s = self.gaps.gap_s(session, idle.label)
@@ -166,6 +179,25 @@ class RetentionTracker:
         if idle.has_left:
             self._tell(LeftBranches(session), standing)
         self._trust(self.end_trust.ended())
+
+    def expired(self, session: Hashable, time_s: float, left_as: Hashable) -> None:
+        """Nobody said that it ended, but it is given up: what it leaves counts as ended
+        under `left_as`. To be followed by `forget`: a return is no broken promise."""
+        idle = self._sessions.get(session)
+        label = LABEL_OTHER if idle is None else idle.label
+        since_s = idle.since_s if idle is not None and idle.resting else time_s
+        gap_s = self.gaps.gap_s(session, label)
+        self._tell(left_as, Standing(NextUseRank.ENDED, since_s, gap_s))
+
+    def left(self, left_as: Hashable, time_s: float) -> None:
+        """An ended life still computes: that counts as ended, too."""
+        gap_s = self.gaps.gap_s(None, LABEL_OTHER)
+        self._tell(left_as, Standing(NextUseRank.ENDED, time_s, gap_s))
+
+    def drop_left(self, left_as: Hashable) -> None:
+        """Nothing counts under `left_as` any more. No-op if nothing did."""
+        for order in self._orders:
+            order.drop_user(left_as)
 
     def forget(self, session: Hashable) -> None:
         """The caller's table dropped it: its nodes become unowned, its gaps unknown."""

@@ -308,6 +308,10 @@ class Rig:
     def branch(self, session_id):
         return self.cache.tree_core.tags.branch_nodes(self.ref(session_id))
 
+    def ranks(self, nodes):
+        """What the nodes count as in the eviction order of the tier they would leave next."""
+        return {self.cache.tree_core.orders.key_of(node).rank for node in nodes}
+
     def on_tiers(self, session_id):
         """(device, host) tokens on the session's branches."""
         sizes = [self.cache.tree_core.tokens_of(node) for node in self.branch(session_id)]

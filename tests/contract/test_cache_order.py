@@ -14,7 +14,8 @@ from harness_twin import Twin, random_text
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
 from sam.config import SamConfig
-from sam.core.retention import RetentionClass, class_of_state
+from sam.core.retention import DEFAULT_PLAIN_GAP_S, NextUseRank
+from sam.core.sessions import SessionState
 
 N_OPS = 2_000
 
@@ -107,37 +108,66 @@ def drain(twin):
     twin.state()
 
 
-def naive_class(rig, node):
-    """From the session table and the ends of branches alone."""
-    tags, classes = rig.cache.tree_core.tags, []
+RANK_OF_STATE = {
+    SessionState.IDLE: NextUseRank.IDLE,
+    SessionState.OFFLOADED: NextUseRank.OFFLOADED,
+    SessionState.RESUMING: NextUseRank.QUEUED,
+    SessionState.RUNNING: NextUseRank.QUEUED,
+}
+
+
+def naive_key(rig, node):
+    """Largest first: from the session table and the ends of branches alone."""
+    core, hints = rig.cache.tree_core, rig.cache.hints
+    now, tags, keys = hints.table.now_s, core.tags, []
     for ref in tags.refs():
-        session = rig.cache.hints.table.get(ref.key)
+        session = hints.table.get(ref.key)
         for i, end in enumerate(tags.branch_ends(ref)):
             current = i == 0 and tags.current(ref) is end
             while end is not None and end is not node:
                 end = end.parent
             if end is not None:
-                live = class_of_state(session.state)
-                classes.append(live if current else RetentionClass.SUPERSEDED)
-    if not classes:
-        return RetentionClass.ENDED if node.id in tags._released else RetentionClass.PLAIN
-    best = max(classes)
-    unbacked = best == RetentionClass.OFFLOADED and not node.backuped
-    return RetentionClass.PLAIN if unbacked else best
+                keys.append(session_key(hints, session, node, now) if current else (4, 0.0))
+    if node.id in tags._released:
+        standing = dict(core.orders.device.standings())[tags._released[node.id]]
+        if hints.retention.end_trust.trusted:
+            return (5, now - standing.since_s)
+        return (2, now - standing.since_s + standing.gap_s)
+    if not keys:
+        access_s = core.orders.clock.time_of(recency(node))
+        return (2, now - access_s + DEFAULT_PLAIN_GAP_S)
+    return min(keys)
+
+
+def session_key(hints, session, node, now):
+    rank = RANK_OF_STATE[session.state]
+    if rank == NextUseRank.QUEUED:
+        return (int(rank), 0.0)
+    if rank == NextUseRank.OFFLOADED and not node.backuped:
+        rank = NextUseRank.IDLE
+    idle = hints.retention._sessions[session.key]
+    age = now - idle.since_s
+    if idle.hint is not None:
+        hint_s = idle.hint[0] - idle.since_s + idle.hint[1]
+        return (int(rank), max(hint_s - age, age / 2) + 1)
+    return (int(rank), age + idle.gap_s)
 
 
 @pytest.mark.parametrize("write_policy", ["write_through_selective", "write_back"])
 @pytest.mark.parametrize("page_size", [1, 16])
 def test_every_victim_is_the_one_a_search_names(make_rig, page_size, write_policy):
     rig = make_rig(page_size=page_size, tokens=512, write_policy=write_policy)
-    rng, texts, classes = random.Random(page_size), {}, set()
-    for _ in range(600):
+    rng, texts, ranks = random.Random(page_size), {}, set()
+    for _ in range(900):
         name = f"s{rng.randrange(6)}" if rng.random() < 0.8 else None
         kind = rng.random()
+        rig.clock += rng.choice([0.0, 0.25, 3.0, 40.0])
         if kind < 0.5:
             keep = rng.choice([0, 30, 200])
             ids = texts.get(name, [])[:keep] + [rng.randrange(3) * 99 + i for i in range(40)]
             texts[name] = rig.full_ids(rig.run(ids[-300:], session=name, n_out=3))
+            if name and rng.random() < 0.3:
+                rig.hint("expect", name, expected_idle_s=rng.choice([1.0, 20.0, 300.0]))
         elif kind < 0.7 and name:
             rig.hint(rng.choice(["demote", "demote", "prefetch"]), name)
         elif kind < 0.73 and name:
@@ -147,13 +177,16 @@ def test_every_victim_is_the_one_a_search_names(make_rig, page_size, write_polic
         leaves = device_leaves(core)
         if not leaves or rig.allocator.available_size() > 200:
             continue
-        expected = min(leaves, key=lambda n: (naive_class(rig, n), recency(n)))
-        classes.add(naive_class(rig, expected))
+        keys = {n.id: naive_key(rig, n) for n in leaves}
+        farthest = max(keys.values())
+        equals = [n for n in leaves if keys[n.id] == pytest.approx(farthest)]
+        expected = min(equals, key=recency)
+        ranks.add(farthest[0])
         before = {n.id for n in core.live_nodes() if not n.evicted}
         rig.cache.evict(EvictParams(num_tokens=1))
         after = {n.id for n in core.live_nodes() if not n.evicted}
         assert before - after == {expected.id}
-    assert len(classes) >= 3
+    assert len(ranks) >= 3
 
 
 def test_ten_thousand_sessions_opened_and_never_used_again(make_rig):

@@ -5,7 +5,7 @@ Numbers in comments are those of the list of cases that broke real systems.
 
 import pytest
 
-from sam.core.retention import RetentionClass
+from sam.core.retention import NextUseRank
 from sam.core.sessions import SessionState
 
 pytestmark = pytest.mark.parametrize("page_size", [1, 16])
@@ -37,8 +37,7 @@ def test_a_request_opens_its_session_and_tags_its_branch(make_rig, page_size):
     assert rig.session("p").state is SessionState.NAMED
     device, _ = rig.on_tiers("a")
     assert device == (48 + 20) // page_size * page_size
-    classes = {rig.cache.tree_core.tags.retention_class(n, False) for n in rig.branch("a")}
-    assert classes == {RetentionClass.PLAIN}
+    assert rig.ranks(rig.branch("a")) == {NextUseRank.IDLE}
 
 
 def test_requests_without_a_session_are_not_tagged(make_rig, page_size):
@@ -220,8 +219,7 @@ def test_retraction_keeps_the_session_running(make_rig, page_size):
     rig.retract(req)
     session = rig.session("a")
     assert session.state is SessionState.RUNNING and session.n_running == 1
-    classes = {rig.cache.tree_core.tags.retention_class(n, True) for n in rig.branch("a")}
-    assert classes == {RetentionClass.RUNNING}
+    assert rig.ranks(rig.branch("a")) == {NextUseRank.QUEUED}
     rig.admit(req)
     rig.finish(req)
     assert rig.session("a").state is SessionState.IDLE
@@ -329,7 +327,7 @@ def test_rollback_supersedes_the_old_branch_and_end_frees_both(make_rig, page_si
     tags = rig.cache.tree_core.tags
     current = {n.id for n in _path(tags.current(rig.ref("a")))}
     old = [n for n in rig.branch("a") if n.id not in current]
-    assert {tags.retention_class(n, n.backuped) for n in old} == {RetentionClass.SUPERSEDED}
+    assert rig.ranks(old) == {NextUseRank.SUPERSEDED}
     tail = 4 if page_size == 1 else 0
     assert rig.outcome("evict", "a").detail["tokens"]["device"] == 3 * 48 + 2 * tail
     assert rig.allocator.available_size() == rig.tokens

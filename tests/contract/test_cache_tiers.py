@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from sam.core.retention import RetentionClass
+from sam.core.retention import NextUseRank
 from sam.core.sessions import SessionState
 
 POLICIES = ["write_through", "write_through_selective", "write_back"]
@@ -43,8 +43,7 @@ def test_offload_is_lazy(make_rig, page_size, write_policy):
     settle(rig)
     assert rig.on_tiers("a") == (device, device)
     assert rig.session("a").state is SessionState.OFFLOADED
-    classes = {rig.cache.tree_core.tags.retention_class(n, True) for n in rig.branch("a")}
-    assert classes == {RetentionClass.OFFLOADED}
+    assert rig.ranks(rig.branch("a")) == {NextUseRank.OFFLOADED}
     req = rig.run(rig.full_ids(first), session="a")
     assert req.host_loaded_length == 0 and req.reused >= 64
 
@@ -247,8 +246,7 @@ def test_unused_prefetch_gives_its_room_back(make_rig, page_size):
     rig.run(text(2), session="b")
     assert rig.session("a").state is SessionState.OFFLOADED
     assert not rig.cache.hints._leased
-    classes = {rig.cache.tree_core.tags.retention_class(n, True) for n in rig.branch("a")}
-    assert classes == {RetentionClass.OFFLOADED}
+    assert rig.ranks(rig.branch("a")) == {NextUseRank.OFFLOADED}
 
 
 @pages

@@ -94,8 +94,8 @@ def wrong_child_counts(tree, rng):
 
 def empty_queues(tree, rng):
     for node in tree.nodes.values():
-        tree.device_leaves.forget(node)
-        tree.host_leaves.forget(node)
+        tree.device_leaves.discard(node.id)
+        tree.host_leaves.discard(node.id)
 
 
 def wrong_duplicates(tree, rng):

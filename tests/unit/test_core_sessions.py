@@ -8,7 +8,6 @@ import pytest
 
 from sam.core.events import Event, EventKind, EventLog, decode_event, encode_event
 from sam.core.lineage import SessionState as S
-from sam.core.retention import RetentionClass, RetentionKey, retention_class
 from sam.core.sessions import SessionKey, SessionLimits, SessionRef, SessionTable
 
 
@@ -451,28 +450,7 @@ def test_replay_of_the_same_messages_gives_the_same_table():
     assert replay() == replay()
 
 
-# -- retention and events ------------------------------------------------------------
-
-
-def test_retention_order():
-    order = [
-        retention_class([], any_ended_users=True),
-        RetentionClass.SUPERSEDED,
-        retention_class([S.OFFLOADED], any_ended_users=True),
-        retention_class([S.IDLE], any_ended_users=False),
-        retention_class([S.RESUMING, S.OFFLOADED], any_ended_users=True),
-        retention_class([S.IDLE, S.RUNNING, S.RESUMING], any_ended_users=False),
-    ]
-    assert order == sorted(set(order)) == [int(c) for c in RetentionClass]
-
-
-def test_unowned_and_idle_share_plain_lru():
-    plain = retention_class([], any_ended_users=False)
-    assert plain == retention_class([S.IDLE], any_ended_users=False)
-    assert plain == retention_class([S.OFFLOADED], False, host_backed=False)
-    accesses = [5.0, 1.0, 3.0, 2.0]
-    keys = sorted(RetentionKey(plain, a) for a in accesses)
-    assert [k.last_access for k in keys] == sorted(accesses)
+# -- events -------------------------------------------------------------------------
 
 
 def test_event_round_trip():

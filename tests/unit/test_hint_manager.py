@@ -18,7 +18,8 @@ class EmptyCache:
     """No tree, no tiers: every task is over at once."""
 
     def __init__(self):
-        self.tree_core = SimpleNamespace(tags=OwnershipTags())
+        self.times = []
+        self.tree_core = SimpleNamespace(tags=OwnershipTags(), tell_time=self.times.append)
         self.ongoing_write_through, self.ongoing_load_back = {}, {}
         self.sent = []
         self.reasons = []

@@ -1,4 +1,4 @@
-"""OwnershipTags on toy nodes: branches, splits, deletions, classes; a machine against a recount."""
+"""OwnershipTags on toy nodes: branches, splits, deletions, users; a machine against a recount."""
 
 import pytest
 
@@ -8,13 +8,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from sam.core.retention import RetentionClass
 from sam.core.sessions import SessionKey, SessionRef
+from sam.core.tracker import LeftBranches
 from sam.srt.mem_cache.ownership import MAX_SUPERSEDED, OwnershipTags, path_up
-
-PLAIN, RUNNING = RetentionClass.PLAIN, RetentionClass.RUNNING
-OFFLOADED, ENDED = RetentionClass.OFFLOADED, RetentionClass.ENDED
-SUPERSEDED = RetentionClass.SUPERSEDED
 
 
 class Node:
@@ -79,8 +75,8 @@ def tree():
 
 def test_a_branch_counts_on_its_whole_path(tree):
     a, b, c = tree.chain(3)
-    tree.tags.set_branch(ref("s"), c, RUNNING)
-    assert [tree.tags.retention_class(n, True) for n in (a, b, c)] == [RUNNING] * 3
+    tree.tags.set_branch(ref("s"), c)
+    assert [list(tree.tags.users_of(n)) for n in (a, b, c)] == [[ref("s").key]] * 3
     assert tree.tags.current(ref("s")) is c
     assert tree.tags.branch_nodes(ref("s")) == [c, b, a]
     assert tree.tags.private_ids(ref("s")) == {a.id, b.id, c.id}
@@ -89,76 +85,92 @@ def test_a_branch_counts_on_its_whole_path(tree):
 
 def test_the_root_means_nothing_cached(tree):
     (a,) = tree.chain(1)
-    tree.tags.set_branch(ref("s"), tree.root, RUNNING)
+    tree.tags.set_branch(ref("s"), tree.root)
     assert len(tree.tags) == 0 and tree.tags.current(ref("s")) is None
-    tree.tags.set_branch(ref("s"), a, RUNNING)
-    tree.tags.set_branch(ref("s"), tree.root, RUNNING)
+    tree.tags.set_branch(ref("s"), a)
+    tree.tags.set_branch(ref("s"), tree.root)
     assert tree.tags.current(ref("s")) is None
-    assert tree.tags.retention_class(a, True) == SUPERSEDED
+    assert list(tree.tags.users_of(a)) == [LeftBranches(ref("s").key)]
 
 
 def test_shared_nodes_are_nobodys_private_part(tree):
     shared = tree.add()
     left, right = tree.add(shared), tree.add(shared)
-    tree.tags.set_branch(ref("l"), left, PLAIN)
-    tree.tags.set_branch(ref("r"), right, RUNNING)
+    tree.tags.set_branch(ref("l"), left)
+    tree.tags.set_branch(ref("r"), right)
     assert tree.tags.n_tags(shared) == 2
     assert tree.tags.private_ids(ref("l")) == {left.id}
-    assert tree.tags.retention_class(shared, True) == RUNNING
+    assert list(tree.tags.users_of(shared)) == [ref("l").key, ref("r").key]
     assert tree.tags.release(ref("r")) == [right]
-    assert tree.tags.retention_class(shared, True) == PLAIN
-    assert tree.tags.retention_class(right, True) == ENDED
+    assert list(tree.tags.users_of(shared)) == [ref("l").key]
+    assert tree.tags.users_of(right) == (ref("r"),)
 
 
 def test_growing_moves_the_branch_and_leaving_supersedes_it(tree):
     a, b = tree.chain(2)
     other = tree.add(a)
-    tree.tags.set_branch(ref("s"), a, PLAIN)
-    tree.tags.set_branch(ref("s"), b, PLAIN)
+    tree.tags.set_branch(ref("s"), a)
+    tree.tags.set_branch(ref("s"), b)
     assert tree.tags.n_tags(a) == 1
-    tree.tags.set_branch(ref("s"), other, PLAIN)
-    assert tree.tags.retention_class(b, True) == SUPERSEDED
-    assert tree.tags.retention_class(a, True) == PLAIN
+    tree.tags.set_branch(ref("s"), other)
+    assert list(tree.tags.users_of(b)) == [LeftBranches(ref("s").key)]
+    assert list(tree.tags.users_of(a)) == [ref("s").key, LeftBranches(ref("s").key)]
     assert tree.tags.branch_ends(ref("s")) == [other, b]
     assert tree.tags.private_ids(ref("s")) == {a.id, b.id, other.id}
-    tree.tags.set_branch(ref("s"), b, PLAIN)
+    tree.tags.set_branch(ref("s"), b)
     assert tree.tags.branch_ends(ref("s")) == [b, other]
     assert [n.id for n in tree.tags.release(ref("s"))][-1] == a.id
 
 
 def test_superseded_branches_are_bounded(tree):
     for _ in range(MAX_SUPERSEDED + 5):
-        tree.tags.set_branch(ref("s"), tree.add(), PLAIN)
+        tree.tags.set_branch(ref("s"), tree.add())
     assert len(tree.tags.branch_ends(ref("s"))) == MAX_SUPERSEDED + 1
     assert sum(tree.tags.is_owned(n) for n in tree.nodes.values()) == MAX_SUPERSEDED + 1
 
 
-def test_class_changes_reach_the_current_branch_only(tree):
+def test_users_are_announced_before_they_count(tree):
+    """`on_left` before a branch counts as left; `on_freed` when an ended life holds nothing."""
+    told = []
+    tree.tags.on_left = lambda ref: told.append(("left", ref))
+    tree.tags.on_freed = lambda ref: told.append(("freed", ref))
+    tree.tags.changed = lambda node: told.append(list(tree.tags.users_of(node)))
     old, new = tree.add(), tree.add()
-    tree.tags.set_branch(ref("s"), old, PLAIN)
-    tree.tags.set_branch(ref("s"), new, PLAIN)
-    tree.tags.set_class(ref("s"), OFFLOADED)
-    assert tree.tags.retention_class(new, True) == OFFLOADED
-    assert tree.tags.retention_class(new, False) == PLAIN
-    assert tree.tags.retention_class(old, True) == SUPERSEDED
-    tree.tags.set_class(ref("unknown"), RUNNING)
+    tree.tags.set_branch(ref("s"), old)
+    tree.tags.set_branch(ref("s"), new)
+    left = LeftBranches(ref("s").key)
+    assert told.index(("left", ref("s"))) < told.index([ref("s").key, left])
+    tree.tags.release(ref("s"))
+    assert ("freed", ref("s")) not in told
+    tree.delete(old)
+    tree.tags.set_branch(ref("o"), new)
+    assert told.count(("freed", ref("s"))) == 1
+
+
+def test_what_an_ended_life_still_computes_counts_for_that_life(tree):
+    (a,) = tree.chain(1)
+    tree.tags.set_branch(ref("s", 2), a)
+    tree.tags.set_branch(ref("s"), a, ended=True)
+    assert list(tree.tags.users_of(a)) == [ref("s").key, ref("s")]
+    assert tree.tags.release(ref("s")) == []
+    assert list(tree.tags.users_of(a)) == [ref("s").key]
 
 
 def test_split_keeps_both_halves_owned_or_released(tree):
     (a,) = tree.chain(1)
-    tree.tags.set_branch(ref("s"), a, PLAIN)
+    tree.tags.set_branch(ref("s"), a)
     upper = tree.split(a)
     assert tree.tags.branch_nodes(ref("s")) == [a, upper]
     tree.tags.release(ref("s"))
     top = tree.split(upper)
     assert {n.id for n in tree.tags.released_nodes(ref("s"))} == {a.id, upper.id, top.id}
-    assert tree.tags.retention_class(top, True) == ENDED
+    assert tree.tags.users_of(top) == (ref("s"),)
 
 
 def test_deletion_moves_the_anchor_up_and_forgets_at_the_root(tree):
     a, b, c = tree.chain(3)
-    tree.tags.set_branch(ref("s"), c, PLAIN)
-    tree.tags.set_branch(ref("o"), c, RUNNING)
+    tree.tags.set_branch(ref("s"), c)
+    tree.tags.set_branch(ref("o"), c)
     tree.delete(c)
     tree.delete(b)
     assert tree.tags.current(ref("s")) is a and tree.tags.n_tags(a) == 2
@@ -168,29 +180,30 @@ def test_deletion_moves_the_anchor_up_and_forgets_at_the_root(tree):
 
 def test_unrelease_and_new_owners_end_the_ended_class(tree):
     a, b = tree.chain(2)
-    tree.tags.set_branch(ref("s"), b, PLAIN)
+    tree.tags.set_branch(ref("s"), b)
     released = tree.tags.release(ref("s"))
     tree.tags.unrelease([released[0]])
-    assert tree.tags.retention_class(b, True) == PLAIN
-    tree.tags.set_branch(ref("s", 2), a, RUNNING)
-    assert tree.tags.retention_class(a, True) == RUNNING
+    assert tree.tags.users_of(b) == ()
+    tree.tags.set_branch(ref("s", 2), a)
+    assert list(tree.tags.users_of(a)) == [ref("s").key]
     assert tree.tags.released_nodes(ref("s")) == []
 
 
 def test_clear_forgets_everything(tree):
-    tree.tags.set_branch(ref("s"), tree.chain(2)[-1], PLAIN)
+    tree.tags.set_branch(ref("s"), tree.chain(2)[-1])
     tree.tags.clear()
     assert len(tree.tags) == 0
     tree.nodes.clear()
 
 
 PICK = st.integers(0, 30)
-REFS = st.sampled_from([ref("a"), ref("b"), ref("c"), ref("a", 2)])
-CLASSES = st.sampled_from([PLAIN, RUNNING, OFFLOADED])
+LIVE = [ref("a"), ref("b"), ref("c")]
+REFS = st.sampled_from([*LIVE, ref("a", 9)])
 
 
 class OwnershipMachine(RuleBasedStateMachine):
-    """Against a naive recount: who is where is a plain list of (ref, node, class)."""
+    """Against a naive recount: who is where is a plain list of (ref, node); `a` has an
+    ended life that still computes."""
 
     def __init__(self):
         super().__init__()
@@ -223,17 +236,17 @@ class OwnershipMachine(RuleBasedStateMachine):
         self.tree.delete(node)
         self.released.pop(node.id, None)
         at_root = parent is self.tree.root
-        moved = {r: (parent if n is node else n, c) for r, (n, c) in self.current.items()}
-        self.current = {r: (n, c) for r, (n, c) in moved.items() if n is not self.tree.root}
+        moved = {r: parent if n is node else n for r, n in self.current.items()}
+        self.current = {r: n for r, n in moved.items() if n is not self.tree.root}
         self.left = [(r, parent if n is node else n) for r, n in self.left]
         self.left = [x for x in self.left if not (at_root and x[1] is self.tree.root)]
 
     @precondition(lambda self: self.tree.nodes)
-    @rule(r=REFS, pick=PICK, cls=CLASSES)
-    def set_branch(self, r, pick, cls):
+    @rule(r=REFS, pick=PICK)
+    def set_branch(self, r, pick):
         leaf = self.pick(pick)
-        self.tree.tags.set_branch(r, leaf, cls)
-        former = self.current.get(r, (None, None))[0]
+        self.tree.tags.set_branch(r, leaf, ended=r not in LIVE)
+        former = self.current.get(r)
         on_path = list(path_up(leaf))
         if former is not leaf:
             self.left = [x for x in self.left if x[0] != r or x[1] not in on_path]
@@ -242,15 +255,9 @@ class OwnershipMachine(RuleBasedStateMachine):
                 mine = [x for x in self.left if x[0] == r]
                 if len(mine) > MAX_SUPERSEDED:
                     self.left.remove(mine[0])
-        self.current[r] = (leaf, cls)
+        self.current[r] = leaf
         for node in on_path:
             self.released.pop(node.id, None)
-
-    @rule(r=REFS, cls=CLASSES)
-    def set_class(self, r, cls):
-        self.tree.tags.set_class(r, cls)
-        if r in self.current:
-            self.current[r] = (self.current[r][0], cls)
 
     @rule(r=REFS)
     def release(self, r):
@@ -263,38 +270,30 @@ class OwnershipMachine(RuleBasedStateMachine):
         self.released |= {n.id: r for n in expected}
 
     def nodes_of(self, r):
-        ends = [self.current[r][0]] if r in self.current else []
+        ends = [self.current[r]] if r in self.current else []
         ends += [n for owner, n in self.left if owner == r]
         return {n for end in ends for n in path_up(end)}
 
     def users(self, node):
-        """[(ref, class)] of all branches through the node."""
-        tags = [(r, n, c) for r, (n, c) in self.current.items()]
-        tags += [(r, n, SUPERSEDED) for r, n in self.left]
-        return [(r, c) for r, n, c in tags if node in path_up(n)]
+        """[(ref, user name)] of all branches through the node."""
+        tags = [(r, n, r.key if r in LIVE else r) for r, n in self.current.items()]
+        tags += [(r, n, LeftBranches(r.key) if r in LIVE else r) for r, n in self.left]
+        return [(r, user) for r, n, user in tags if node in path_up(n)]
 
     @invariant()
     def same_answers(self):
         tags = self.tree.tags
         self.tree.check()
-        assert {r: tags.current(r) for r in self.current} == {
-            r: n for r, (n, _) in self.current.items()
-        }
+        assert {r: tags.current(r) for r in self.current} == self.current
         for node in self.tree.nodes.values():
             users = self.users(node)
             assert tags.n_tags(node) == len(users)
-            for backed in (True, False):
-                assert tags.retention_class(node, backed) == self.class_of(node, users, backed)
+            released = {self.released[node.id]} if node.id in self.released else set()
+            assert set(tags.users_of(node)) == {user for _, user in users} | released
         for r in {*self.current, *(owner for owner, _ in self.left)}:
             private = {n.id for n in self.nodes_of(r) if {u for u, _ in self.users(n)} == {r}}
             assert tags.private_ids(r) == private
             assert set(tags.branch_nodes(r)) == self.nodes_of(r)
-
-    def class_of(self, node, users, backed):
-        if not users:
-            return ENDED if node.id in self.released else PLAIN
-        best = max(c for _, c in users)
-        return PLAIN if best == OFFLOADED and not backed else best
 
 
 OwnershipMachine.TestCase.settings = settings(

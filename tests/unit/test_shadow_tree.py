@@ -3,12 +3,18 @@ locks over splits, redundant host copies."""
 
 import pytest
 
-from sam.srt.mem_cache.shadow_tree import ShadowTree, is_device_leaf, is_host_leaf
+from sam.srt.mem_cache.ownership import OwnershipTags
+from sam.srt.mem_cache.shadow_tree import (
+    ShadowTree,
+    create_orders,
+    is_device_leaf,
+    is_host_leaf,
+)
 
 
 @pytest.fixture
 def tree():
-    return ShadowTree(0, lambda node: 3)
+    return ShadowTree(0, create_orders(OwnershipTags()))
 
 
 def leaf(tree, node_id, parent=None, n_tokens=4, host=False):
@@ -29,7 +35,7 @@ def test_a_parent_inherits_the_last_walk_of_the_leaf_that_went(tree):
     other = leaf(tree, 3)
     tree.touch(child)
     tree.delete(child)
-    assert [tree.device_leaves.pop() for _ in range(2)] == [other, parent]
+    assert [tree.device_leaves.pop(0.0) for _ in range(2)] == [other, parent]
 
 
 def test_a_walk_to_a_host_node_refreshes_the_device_leaf_above(tree):
@@ -38,7 +44,7 @@ def test_a_walk_to_a_host_node_refreshes_the_device_leaf_above(tree):
     low = evicted(tree, 2, top)
     other = leaf(tree, 3)
     tree.touch(low)
-    assert [tree.device_leaves.pop() for _ in range(2)] == [other, top]
+    assert [tree.device_leaves.pop(0.0) for _ in range(2)] == [other, top]
 
 
 def test_a_host_insert_touches_only_what_it_passed(tree):
@@ -46,10 +52,10 @@ def test_a_host_insert_touches_only_what_it_passed(tree):
     child = leaf(tree, 2, parent)
     other = leaf(tree, 3)
     tree.touch_alone([child])
-    assert tree.device_leaves.pop() is other
+    assert tree.device_leaves.pop(0.0) is other
     tree.delete(child)
     fresh = leaf(tree, 4)
-    assert [tree.device_leaves.pop() for _ in range(2)] == [parent, fresh]
+    assert [tree.device_leaves.pop(0.0) for _ in range(2)] == [parent, fresh]
 
 
 def test_a_lock_on_a_host_node_holds_the_device_leaf_above_until_it_is_loaded(tree):
@@ -61,7 +67,7 @@ def test_a_lock_on_a_host_node_holds_the_device_leaf_above_until_it_is_loaded(tr
     tree.gain_device(low)
     assert (top.below, low.below) == (0, 1) and not is_device_leaf(low)
     tree.unlock(low)
-    assert is_device_leaf(low) and tree.device_leaves.pop() is low
+    assert is_device_leaf(low) and tree.device_leaves.pop(0.0) is low
 
 
 def test_a_split_shares_tiers_and_locks_as_the_core_does(tree):
@@ -74,7 +80,7 @@ def test_a_split_shares_tiers_and_locks_as_the_core_does(tree):
     assert (top.below, upper.below, low.below) == (1, 1, 1)
     tree.unlock(low)
     assert (top.below, upper.below, low.below) == (0, 0, 0)
-    assert tree.host_leaves.pop() is low and list(upper.children) == [2]
+    assert tree.host_leaves.pop(0.0) is low and list(upper.children) == [2]
 
 
 def test_a_host_lock_grows_over_heads_that_are_split_off(tree):
@@ -87,7 +93,7 @@ def test_a_host_lock_grows_over_heads_that_are_split_off(tree):
     tree.unlock_host(node, "a")
     assert [n.host_locks for n in (top, upper, node)] == [0, 0, 1]
     tree.unlock_host(node, "b")
-    assert tree.host_leaves.pop() is node and not tree.segments
+    assert tree.host_leaves.pop(0.0) is node and not tree.segments
 
 
 def test_a_redundant_host_copy_keeps_its_turn_until_it_is_taken(tree):
@@ -110,4 +116,4 @@ def test_a_dead_node_is_in_no_list(tree):
     tree.update_duplicate(node)
     tree.delete(node)
     assert not tree.duplicates and not tree.root.children and list(tree.nodes) == [0]
-    assert tree.device_leaves.pop() is None and not tree.root.n_device
+    assert tree.device_leaves.pop(0.0) is None and not tree.root.n_device

@@ -17,8 +17,9 @@ from sam.core.actions import (
     SessionAction,
     parse_envelope,
 )
-from sam.core.retention import RetentionClass, class_of_state
+from sam.core.gaps import LABEL_OTHER, label_of
 from sam.core.sessions import Session, SessionKey, SessionRef, SessionState, SessionTable
+from sam.core.tracker import RetentionTracker
 from sam.core.validation import HintError
 from sam.srt.managers.bindings import Binding, binding_of
 from sam.srt.mem_cache.tier_tasks import (
@@ -58,6 +59,7 @@ class HintManager:
         self._cache = cache
         self._config = config
         self.table = SessionTable(config.session_limits())
+        self.retention = RetentionTracker()
         self.requests: dict[str, Binding] = {}
         self._tickets: list[_Ticket] = []
         self._after_run: dict[SessionKey, list[_Ticket]] = {}
@@ -71,6 +73,12 @@ class HintManager:
     @property
     def n_pending(self) -> int:
         return len(self._tickets) + sum(len(t) for t in self._after_run.values())
+
+    def attach(self, tree_core: Any) -> None:
+        """The cache has its tree: what sessions are worth goes into its orders."""
+        self.retention.attach(tree_core.orders)
+        tree_core.tags.on_left = lambda ref: self.retention.left_branches(ref.key)
+        tree_core.tags.on_freed = self.retention.drop_left
 
     # -- requests -----------------------------------------------------------------
 
@@ -91,6 +99,9 @@ class HintManager:
         binding.bound = self._record(binding.bind, binding.envelope_id, self._bind(binding.bind))
         binding.generation = self.table.request_queued(key, req.rid, binding.time_s)
         self.requests[req.rid] = binding
+        self._cache.tree_core.tell_time(self.table.now_s)
+        if not self.table.get(key).shared:
+            self.retention.queued(key, self.table.now_s)
         self._after_bind(key, binding.time_s)
 
     def busy_sessions(self) -> list[tuple[SessionRef, SessionState]]:
@@ -105,8 +116,8 @@ class HintManager:
             if session.state is state
         ]
 
-    def branch_ref(self, rid: str) -> tuple[SessionRef, int] | None:
-        """Whom to tag with what this request computed, and the class it counts as."""
+    def branch_ref(self, rid: str) -> tuple[SessionRef, bool] | None:
+        """Whom to tag with what this request computed, and whether that life is over."""
         binding = self.requests.get(rid)
         if binding is None or binding.key is None:
             return None
@@ -114,9 +125,10 @@ class HintManager:
         if session is None or session.shared:
             return None
         ref = SessionRef(binding.key, binding.generation)
-        if session.ref != ref or not session.live:
-            return ref, RetentionClass.ENDED
-        return ref, class_of_state(session.state) or RetentionClass.PLAIN
+        ended = session.ref != ref or not session.live
+        if ended:
+            self.retention.left(ref, self.table.now_s)
+        return ref, ended
 
     def request_released(self, rid: str, *, finish_reason: str | None, aborted: bool) -> None:
         """The request is over (its KV is in the tree by now, if it got that far)."""
@@ -141,11 +153,15 @@ class HintManager:
     ) -> None:
         key, now_s = binding.key, self.table.now_s
         if aborted:
-            self.table.request_aborted(key, rid, binding.generation, now_s)
+            counts = self.table.request_aborted(key, rid, binding.generation, now_s)
         else:
-            self.table.request_finished(key, rid, binding.generation, now_s, finish_reason)
+            counts = self.table.request_finished(
+                key, rid, binding.generation, now_s, finish_reason
+            )
         self._drain(rid, SessionRef(key, binding.generation))
-        self._refresh_class(key)
+        if counts and not self.table.get(key).n_running and not self.table.get(key).shared:
+            label = LABEL_OTHER if aborted else label_of(finish_reason)
+            self.retention.idle(key, now_s, label)
 
     def _run_waiting(self, key: SessionKey) -> None:
         """Moves that waited for the session's requests."""
@@ -197,7 +213,7 @@ class HintManager:
     def _execute(
         self, action: SessionAction, envelope_id: str, route: Any, *, again: bool = False
     ) -> ActionResult:
-        self.table.advance(action.time_s)
+        self._cache.tree_core.tell_time(self.table.advance(action.time_s))
         seen = self._seen.get((action.key.tenant, envelope_id, action.action_id))
         if seen is not None and not again:
             return seen
@@ -218,7 +234,9 @@ class HintManager:
             outcome = self._bind(action)
             self._after_bind(action.key, action.time_s)
             return outcome
-        if action.kind in (ActionKind.RETAIN, ActionKind.EXPECT):
+        if action.kind is ActionKind.EXPECT:
+            return self._expect(action)
+        if action.kind is ActionKind.RETAIN:
             return not_done(ActionStatus.REJECTED, "not_implemented")
         if action.target != "session":
             return not_done(ActionStatus.REJECTED, "unsupported_target")
@@ -240,6 +258,7 @@ class HintManager:
         for ref in refs:
             self._leased.pop(ref.key, None)
             self._drop_waiting(ref.key, "ended")
+            self.retention.ended(ref.key, action.time_s, left_as=ref)
         ended = {(ref.key, ref.generation) for ref in refs}
         running = self.requests.items()
         draining = {rid: b.key for rid, b in running if (b.key, b.generation) in ended}
@@ -277,7 +296,7 @@ class HintManager:
             if not self.table.mark_resuming(key, action.time_s, lease_s):
                 return not_done(ActionStatus.DROPPED, "already_running")
             self._leased[key] = None
-            self._refresh_class(key)
+            self.retention.resuming(key)
             return PrefetchTask(self._cache, ref, budget)
         if not self.table.mark_offloaded(key, action.time_s):
             if key != action.key:
@@ -285,8 +304,20 @@ class HintManager:
             waiting = self._after_run.setdefault(key, [])
             waiting.append(_Ticket(action, envelope_id, route, None))
             return not_done(ActionStatus.DEFERRED, "running")
-        self._refresh_class(key)
+        self._leased.pop(key, None)
+        self.retention.offloaded(key)
         return OffloadTask(self._cache, ref, release_now=action.release == "now")
+
+    def _expect(self, action: SessionAction) -> Outcome:
+        session = self.table.get(action.key)
+        if session is None:
+            return not_done(ActionStatus.MISSING, "unknown_session")
+        if session.shared:
+            return not_done(ActionStatus.REJECTED, "shared_session")
+        if not session.live:
+            return not_done(ActionStatus.DROPPED, "not_live")
+        self.retention.expect(action.key, action.time_s, action.expected_idle_s)
+        return done()
 
     # -- inside -------------------------------------------------------------------
 
@@ -300,7 +331,7 @@ class HintManager:
     def _after_bind(self, key: SessionKey, time_s: float) -> None:
         for ref in self.table.take_dropped():
             self._let_go(ref)
-        self._refresh_class(key)
+        self._leased.pop(key, None)
         self._age(time_s)
 
     def _age(self, time_s: float) -> None:
@@ -314,19 +345,15 @@ class HintManager:
         for key in list(self._leased):
             session = self.table.get(key)
             if session is None or session.state is not SessionState.RESUMING:
-                self._refresh_class(key)
+                del self._leased[key]
+                self.retention.resuming(key, False)
 
     def _let_go(self, ref: SessionRef) -> None:
+        """A session aged out or was pushed out: what it leaves goes first under pressure."""
         self._leased.pop(ref.key, None)
+        self.retention.expired(ref.key, self.table.now_s, left_as=ref)
         self._cache.tree_core.tags.release(ref)
-
-    def _refresh_class(self, key: SessionKey) -> None:
-        session = self.table.get(key)
-        if session is None or session.state is not SessionState.RESUMING:
-            self._leased.pop(key, None)
-        cls = class_of_state(session.state) if session is not None else None
-        if cls is not None:
-            self._cache.tree_core.tags.set_class(session.ref, cls)
+        self.retention.forget(ref.key)
 
     def _drain(self, rid: str, ref: SessionRef) -> None:
         """A request ended; if its session's generation is over, its KV goes as well."""

@@ -48,6 +48,8 @@ class SessionRadixCache(UnifiedRadixCache):
         self.n_errors = 0
         self._own_load: tuple[Any, int] | None = None
         super().__init__(params)
+        self.tree_core.use_policy(self.config.retention_policy)
+        self.hints.attach(self.tree_core)
         if params.enable_metrics and get_parallel().tp_rank == 0:
             self.hints.metrics = SchedulerMetrics()
 
@@ -184,8 +186,8 @@ class SessionRadixCache(UnifiedRadixCache):
         tagged = self.hints.branch_ref(req.rid)
         node = self.tree_core.find_node(req.last_node)
         if tagged is not None and node is not None:
-            ref, cls = tagged
-            self.tree_core.tags.set_branch(ref, node, cls)
+            ref, ended = tagged
+            self.tree_core.tags.set_branch(ref, node, ended=ended)
 
     def _request_over(self, req: Any) -> None:
         """A retracted request comes back, unless it is released with a pending abort

@@ -85,6 +85,7 @@ def tree_dump(cache: Any, limit: int) -> list[dict[str, Any]]:
     nodes = []
     for node in core.live_nodes()[: min(limit, 10 * MAX_PAGE)]:
         device, host = core.tokens_of(node)
+        next_use = core.orders.key_of(node)
         nodes.append(
             {
                 "id": node.id,
@@ -94,7 +95,8 @@ def tree_dump(cache: Any, limit: int) -> list[dict[str, Any]]:
                 "device_tokens": device,
                 "host_tokens": host,
                 "n_tags": core.tags.n_tags(node),
-                "retention_class": int(core.tags.retention_class(node, node.backuped)),
+                "next_use": next_use.rank.name.lower(),
+                "next_use_in_s": round(next_use.use_in_s, 3),
                 "locked": core.is_locked(node),
             }
         )

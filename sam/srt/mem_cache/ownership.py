@@ -1,44 +1,48 @@
 """Ownership tags on tree nodes: which sessions' branches run through a node.
 
-Owns the tags and, per node, how many of them lie at or below it, by retention class; so a
-node's class is known without a walk. Must never change the tree: it is told of splits and
-deletions. Nodes are anything with `id`, `parent` (None at the root) and identity.
+Owns the tags and, per node, the users of what lies at or below it; so a node's users are
+known without a walk. Must never change the tree, nor decide what a user is worth: it is
+told of splits and deletions, and tells `changed(node)` where users of a leaf may be
+others. Nodes are anything with `id`, `parent` (None at the root) and identity.
 
 A tag is anchored at the deepest node of one branch and counts on the whole path above. A
 session has one current branch; a branch it left (compression, rollback) stays tagged as
-superseded, so that an end frees it too. Moving or re-classing a tag is O(depth).
+superseded, so that an end frees it too. Moving a tag costs the nodes that it enters and
+leaves.
+
+Names of users, as retention orders know them: the session's key for its current branch,
+`LeftBranches(key)` for those it left, and the `SessionRef` of one ended life for what
+nobody needs since that life let go of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 from typing import Any
 
-from sam.core.retention import RetentionClass
 from sam.core.sessions import SessionRef
+from sam.core.tracker import LeftBranches
 
-_N_CLASSES = max(RetentionClass) + 1
 MAX_SUPERSEDED = 32
 
 
 class Tag:
-    """One branch of one session. `cls` is the retention class it counts as."""
+    """One branch of one session. `user`: the name under which it counts."""
 
-    __slots__ = ("anchor", "cls", "ref")
+    __slots__ = ("anchor", "ref", "user")
 
-    def __init__(self, ref: SessionRef, anchor: Any, cls: int) -> None:
+    def __init__(self, ref: SessionRef, anchor: Any, user: Hashable) -> None:
         self.ref = ref
         self.anchor = anchor
-        self.cls = cls
+        self.user = user
 
 
 class Branches:
     """The tags of one session: the current branch first, then left ones, oldest first."""
 
-    __slots__ = ("cls", "current", "superseded")
+    __slots__ = ("current", "superseded")
 
-    def __init__(self, cls: int) -> None:
-        self.cls = cls
+    def __init__(self) -> None:
         self.current: Tag | None = None
         self.superseded: list[Tag] = []
 
@@ -54,12 +58,21 @@ def path_up(node: Any) -> Iterator[Any]:
 
 
 class OwnershipTags:
-    """All tags of one tree."""
+    """All tags of one tree.
+
+    `changed(node)`: users of the node, and of what is above it, may be others.
+    `on_left(ref)`: a branch is about to count as left. `on_freed(ref)`: nothing counts for
+    this ended life any more.
+    """
+
+    changed: Callable[[Any], None] | None = None
+    on_left: Callable[[SessionRef], None] | None = None
+    on_freed: Callable[[SessionRef], None] | None = None
 
     def __init__(self) -> None:
         self._branches: dict[SessionRef, Branches] = {}
         self._anchored: dict[int, dict[Tag, None]] = {}
-        self._counts: dict[int, list[int]] = {}
+        self._users: dict[int, dict[Hashable, int]] = {}
         self._released: dict[int, SessionRef] = {}
         self._released_of: dict[SessionRef, dict[int, Any]] = {}
 
@@ -81,23 +94,21 @@ class OwnershipTags:
         branches = self._branches.get(ref)
         return [tag.anchor for tag in branches.tags()] if branches else []
 
+    def users_of(self, node: Any) -> Collection[Hashable]:
+        """Names of the users of what lies at or below the node; a dict or a tuple."""
+        users = self._users.get(node.id)
+        if users is not None:
+            return users
+        if self._released and (ref := self._released.get(node.id)) is not None:
+            return (ref,)
+        return ()
+
     def n_tags(self, node: Any) -> int:
         """Branches at or below the node."""
-        return sum(self._counts.get(node.id, ()))
+        return sum(self._users.get(node.id, {}).values())
 
     def is_owned(self, node: Any) -> bool:
-        return node.id in self._counts
-
-    def retention_class(self, node: Any, host_backed: bool) -> int:
-        """Class of the user who needs the node soonest; PLAIN for a node nobody owns."""
-        counts = self._counts.get(node.id)
-        if counts is None:
-            return RetentionClass.ENDED if node.id in self._released else RetentionClass.PLAIN
-        for cls in range(_N_CLASSES - 1, -1, -1):
-            if counts[cls]:
-                offloaded_unbacked = cls == RetentionClass.OFFLOADED and not host_backed
-                return RetentionClass.PLAIN if offloaded_unbacked else cls
-        return RetentionClass.PLAIN
+        return node.id in self._users
 
     def branch_nodes(self, ref: SessionRef) -> list[Any]:
         """Nodes of all branches of the session, deeper before shallower, each once."""
@@ -115,12 +126,10 @@ class OwnershipTags:
 
     def private_ids(self, ref: SessionRef) -> set[int]:
         """Ids of the nodes that only this session's branches use."""
-        own: dict[int, int] = {}
         branches = self._branches.get(ref)
-        for tag in branches.tags() if branches else ():
-            for node in path_up(tag.anchor):
-                own[node.id] = own.get(node.id, 0) + 1
-        return {i for i, n in own.items() if n == sum(self._counts[i])}
+        own = {tag.user for tag in branches.tags()} if branches else set()
+        nodes = self.branch_nodes(ref)
+        return {node.id for node in nodes if own.issuperset(self._users[node.id])}
 
     def is_released(self, node: Any) -> bool:
         """Only ended sessions used the node, and nobody does now."""
@@ -133,54 +142,45 @@ class OwnershipTags:
 
     # -- changes ------------------------------------------------------------------
 
-    def set_branch(self, ref: SessionRef, leaf: Any, cls: int) -> None:
-        """Make root..`leaf` the session's current branch. The root means: nothing cached."""
-        branches = self._branches.setdefault(ref, Branches(cls))
-        branches.cls = cls
-        former = branches.current
-        if former is not None and former.anchor is leaf:
-            self.set_class(ref, cls)
-            return
+    def set_branch(self, ref: SessionRef, leaf: Any, *, ended: bool = False) -> None:
+        """Make root..`leaf` the session's current branch. The root means: nothing cached.
+
+        `ended`: this life is over already, its last request still computed it.
+        """
+        branches = self._branches.setdefault(ref, Branches())
+        former, user = branches.current, ref if ended else ref.key
+        if former is not None and former.user == user:
+            if former.anchor is leaf or self._extend(branches, former, leaf):
+                return
         on_path = {node.id for node in path_up(leaf)}
-        branches.current = self._add(Tag(ref, leaf, cls)) if leaf.parent is not None else None
-        for tag in list(branches.superseded):
-            if tag.anchor.id in on_path:
-                branches.superseded.remove(tag)
-                self._remove(tag)
+        branches.current = self._add(Tag(ref, leaf, user)) if leaf.parent is not None else None
+        for tag in [tag for tag in branches.superseded if tag.anchor.id in on_path]:
+            branches.superseded.remove(tag)
+            self._remove(tag)
         if former is not None:
-            self._remove(former)
             if former.anchor.id not in on_path:
                 self._supersede(branches, former)
+            self._remove(former)
         if not branches.tags():
             del self._branches[ref]
-
-    def set_class(self, ref: SessionRef, cls: int) -> None:
-        """The session's state changed: its current branch counts as `cls` from now on."""
-        branches = self._branches.get(ref)
-        if branches is None:
-            return
-        branches.cls = cls
-        tag = branches.current
-        if tag is None or tag.cls == cls:
-            return
-        for node in path_up(tag.anchor):
-            counts = self._counts[node.id]
-            counts[tag.cls] -= 1
-            counts[cls] += 1
-        tag.cls = cls
 
     def release(self, ref: SessionRef) -> list[Any]:
         """Drop all tags of the session; return the nodes nobody owns any more, deepest first.
 
-        Those count as ENDED until somebody owns them again.
+        Those count for the ended life until somebody owns them again.
         """
         nodes = self.branch_nodes(ref)
         branches = self._branches.pop(ref, None)
-        for tag in branches.tags() if branches else ():
-            self._remove(tag)
-        free = [node for node in nodes if node.id not in self._counts]
+        tags = branches.tags() if branches else []
+        for tag in tags:
+            self._remove(tag, quiet=True)
+        free = [node for node in nodes if node.id not in self._users]
         for node in free:
-            self._mark_released(ref, node)
+            self._released[node.id] = ref
+            self._released_of.setdefault(ref, {})[node.id] = node
+        for tag in tags:
+            self._notify(tag.anchor)
+        self._check_freed(ref)
         return free
 
     def unrelease(self, nodes: Iterable[Any]) -> None:
@@ -192,17 +192,20 @@ class OwnershipTags:
 
     def on_split(self, upper: Any, lower: Any) -> None:
         """`lower` kept its id and lost its head to the new node `upper`."""
-        counts = self._counts.get(lower.id)
-        if counts is not None:
-            self._counts[upper.id] = list(counts)
+        users = self._users.get(lower.id)
+        if users is not None:
+            self._users[upper.id] = dict(users)
         ref = self._released.get(lower.id)
         if ref is not None:
-            self._mark_released(ref, upper)
+            self._released[upper.id] = ref
+            self._released_of[ref][upper.id] = upper
 
     def on_delete(self, node: Any) -> None:
         """A leaf is about to go: branches that ended there end at its parent."""
-        self._unmark_released(node)
-        self._counts.pop(node.id, None)
+        if self._released:
+            self._unmark_released(node, quiet=True)
+        if self._users.pop(node.id, None) is None:
+            return
         parent = node.parent
         for tag in self._anchored.pop(node.id, ()):
             if parent.parent is None:
@@ -213,66 +216,113 @@ class OwnershipTags:
 
     def clear(self) -> None:
         """The tree was reset."""
-        self.__init__()
+        refs = dict.fromkeys([*self._branches, *self._released_of])
+        OwnershipTags.__init__(self)
+        for ref in refs:
+            self._check_freed(ref)
 
     # -- invariants ---------------------------------------------------------------
 
     def check(self, nodes: dict[int, Any]) -> None:
         """Raise AssertionError unless all counts follow from the tags. O(tags * depth)."""
-        counts: dict[int, list[int]] = {}
+        users: dict[int, dict[Hashable, int]] = {}
         for ref, branches in self._branches.items():
             assert branches.tags(), f"{ref} has no branch"
             for tag in branches.tags():
                 assert nodes.get(tag.anchor.id) is tag.anchor, f"{ref} tags a dead node"
                 assert tag in self._anchored[tag.anchor.id], f"{ref} tag is not indexed"
                 for node in path_up(tag.anchor):
-                    counts.setdefault(node.id, [0] * _N_CLASSES)[tag.cls] += 1
-        assert counts == self._counts, f"tag counts drifted: {counts} != {self._counts}"
+                    of_node = users.setdefault(node.id, {})
+                    of_node[tag.user] = of_node.get(tag.user, 0) + 1
+        assert users == self._users, f"tag counts drifted: {users} != {self._users}"
         n_indexed = sum(len(tags) for tags in self._anchored.values())
         assert n_indexed == sum(len(b.tags()) for b in self._branches.values())
         assert not [i for i in self._released if i not in nodes], "released node is dead"
-        assert not self._released.keys() & counts.keys(), "released node is owned"
+        assert not self._released.keys() & users.keys(), "released node is owned"
         released = {i: ref for ref, of in self._released_of.items() for i in of}
         assert released == self._released and all(self._released_of.values())
 
     # -- inside -------------------------------------------------------------------
 
-    def _mark_released(self, ref: SessionRef, node: Any) -> None:
-        self._released[node.id] = ref
-        self._released_of.setdefault(ref, {})[node.id] = node
-
-    def _unmark_released(self, node: Any) -> None:
-        ref = self._released.pop(node.id, None)
-        if ref is not None:
-            of_ref = self._released_of[ref]
-            del of_ref[node.id]
-            if not of_ref:
-                del self._released_of[ref]
+    def _extend(self, branches: Branches, tag: Tag, leaf: Any) -> bool:
+        """The usual next turn: the branch grew. Touches the new nodes only."""
+        anchor, new = tag.anchor, []
+        node = leaf
+        while node is not anchor:
+            if node.parent is None:
+                return False
+            new.append(node)
+            node = node.parent
+        self._move(tag, leaf)
+        for node in new:
+            self._count(node, tag.user)
+        if branches.superseded:
+            on_path = {node.id for node in new}
+            for old in [old for old in branches.superseded if old.anchor.id in on_path]:
+                branches.superseded.remove(old)
+                self._remove(old)
+        self._notify(leaf)
+        return True
 
     def _supersede(self, branches: Branches, former: Tag) -> None:
-        branches.superseded.append(
-            self._add(Tag(former.ref, former.anchor, RetentionClass.SUPERSEDED))
-        )
+        """Keep the branch that `former` tagged, and at most `MAX_SUPERSEDED` such."""
+        ref, user = former.ref, former.user
+        if user != ref:
+            user = LeftBranches(ref.key)
+            if self.on_left is not None:
+                self.on_left(ref)
+        branches.superseded.append(self._add(Tag(ref, former.anchor, user)))
         if len(branches.superseded) > MAX_SUPERSEDED:
             self._remove(branches.superseded.pop(0))
 
     def _add(self, tag: Tag) -> Tag:
         self._anchored.setdefault(tag.anchor.id, {})[tag] = None
         for node in path_up(tag.anchor):
-            self._counts.setdefault(node.id, [0] * _N_CLASSES)[tag.cls] += 1
-            self._unmark_released(node)
+            self._count(node, tag.user)
+        self._notify(tag.anchor)
         return tag
 
-    def _remove(self, tag: Tag) -> None:
+    def _count(self, node: Any, user: Hashable) -> None:
+        users = self._users.setdefault(node.id, {})
+        users[user] = users.get(user, 0) + 1
+        if self._released:
+            self._unmark_released(node, quiet=True)
+
+    def _move(self, tag: Tag, anchor: Any) -> None:
+        self._unanchor(tag)
+        tag.anchor = anchor
+        self._anchored.setdefault(anchor.id, {})[tag] = None
+
+    def _unanchor(self, tag: Tag) -> None:
         anchored = self._anchored[tag.anchor.id]
         del anchored[tag]
         if not anchored:
             del self._anchored[tag.anchor.id]
+
+    def _remove(self, tag: Tag, *, quiet: bool = False) -> None:
+        self._unanchor(tag)
         for node in path_up(tag.anchor):
-            counts = self._counts[node.id]
-            counts[tag.cls] -= 1
-            if not any(counts):
-                del self._counts[node.id]
+            users = self._users[node.id]
+            if users[tag.user] > 1:
+                users[tag.user] -= 1
+            elif len(users) > 1:
+                del users[tag.user]
+            else:
+                del self._users[node.id]
+        if not quiet:
+            self._notify(tag.anchor)
+
+    def _unmark_released(self, node: Any, *, quiet: bool = False) -> None:
+        ref = self._released.pop(node.id, None)
+        if ref is None:
+            return
+        of_ref = self._released_of[ref]
+        del of_ref[node.id]
+        if not quiet:
+            self._notify(node)
+        if not of_ref:
+            del self._released_of[ref]
+            self._check_freed(ref)
 
     def _forget(self, tag: Tag) -> None:
         branches = self._branches[tag.ref]
@@ -282,3 +332,13 @@ class OwnershipTags:
             branches.superseded.remove(tag)
         if not branches.tags():
             del self._branches[tag.ref]
+            self._check_freed(tag.ref)
+
+    def _check_freed(self, ref: SessionRef) -> None:
+        freed = ref not in self._released_of and ref not in self._branches
+        if freed and self.on_freed is not None:
+            self.on_freed(ref)
+
+    def _notify(self, node: Any) -> None:
+        if self.changed is not None:
+            self.changed(node)

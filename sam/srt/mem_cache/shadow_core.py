@@ -135,7 +135,7 @@ class ShadowTreeCore(FollowedTreeCore):
     def _next_victim(self, walk: _Walk, evicted_tokens: int) -> int | None:
         if evicted_tokens >= walk.request:
             return None
-        node = self.shadow.device_leaves.pop()
+        node = self.shadow.device_leaves.pop(self.orders.now_s)
         if node is None:
             if self.full_evictable_size() and not any(n.device for n in walk.given):
                 raise Mismatch("the core has evictable tokens, the shadow no leaf")
@@ -192,7 +192,7 @@ class ShadowTreeCore(FollowedTreeCore):
         if self.is_write_back and not envs.SGLANG_HICACHE_SKIP_HOST_DUPLICATE_RECLAIM.get():
             freed = self._reclaim_duplicates(result, num_tokens)
         while freed < num_tokens:
-            node = self.shadow.host_leaves.pop()
+            node = self.shadow.host_leaves.pop(self.orders.now_s)
             if node is None:
                 return
             freed += self._free_host(node, result)

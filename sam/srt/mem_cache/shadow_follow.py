@@ -24,7 +24,7 @@ from sglang.srt.mem_cache.unified_cache.components import BASE_COMPONENT_TYPE
 
 from sam.srt.mem_cache.shadow_sync import end_of_host_insert, rebuild
 from sam.srt.mem_cache.shadow_tags import ShadowTags
-from sam.srt.mem_cache.shadow_tree import ShadowNode, ShadowTree
+from sam.srt.mem_cache.shadow_tree import ShadowNode, ShadowTree, create_orders
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.cache_init_params import CacheInitParams
@@ -49,7 +49,8 @@ class FollowedTreeCore(RustUnifiedTreeCore):
         super().__init__(params)
         super().set_host_memory_buffer_only()
         self.tags = ShadowTags()
-        self.tags.changed = self._class_changed
+        self.orders = create_orders(self.tags)
+        self.tags.changed = self._users_changed
         self.tags.faulted = self._mismatch
         self.n_mismatches = self.n_unseen_touches = 0
         self._rebuilding = False
@@ -66,14 +67,23 @@ class FollowedTreeCore(RustUnifiedTreeCore):
 
     def _start_over(self) -> None:
         self.tags.clear()
-        self.shadow = ShadowTree(self.root_node_handle(), self.tags.class_of)
+        self.shadow = ShadowTree(self.root_node_handle(), self.orders)
         self.ordering = True
         self._n_rebuilds = 0
         self._insert_tokens = 0
         self._inserting = False
 
-    def _class_changed(self, node: ShadowNode) -> None:
-        self.shadow.reclass(node)
+    def use_policy(self, policy: str) -> None:
+        """Choose the retention policy, on an empty tree. Raises ValueError."""
+        self.orders.use_policy(policy)
+        self._start_over()
+
+    def tell_time(self, time_s: float) -> None:
+        """Message time moved on."""
+        self.orders.advance(time_s, self.shadow.clock)
+
+    def _users_changed(self, node: ShadowNode) -> None:
+        self.shadow.users_changed(node)
 
     # -- faults -------------------------------------------------------------------
 
@@ -105,7 +115,7 @@ class FollowedTreeCore(RustUnifiedTreeCore):
                 raise Mismatch("too many rebuilds")
             guards = {n.id: n.guard for n in self.shadow.nodes.values() if n.guard is not None}
             self.tags.clear()
-            self.shadow = rebuild(self, self.shadow, self.tags.class_of)
+            self.shadow = rebuild(self, self.shadow, self.orders)
             for node in self.shadow.nodes.values():
                 if node.backuped:
                     node.guard = guards.get(node.id)
@@ -278,7 +288,7 @@ class FollowedTreeCore(RustUnifiedTreeCore):
             end = super().collect_path_info([action.new_node_id])[0][-1].path_end
         upper = self.shadow.split(action.new_node_id, lower, end, on_path=on_path)
         self.tags.on_split(upper, lower)
-        self.shadow.reclass(lower)
+        self.shadow.users_changed(lower)
         if lower.guard is not None:
             former = lower.guard
             self._guard(upper)

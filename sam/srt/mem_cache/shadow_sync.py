@@ -8,7 +8,6 @@ the shadow knows are asked for, and the ids around the newest, which are handed 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
 from typing import Any
 
 from sglang.srt.mem_cache.radix_cache import RadixKey
@@ -19,6 +18,7 @@ from sam.srt.mem_cache.shadow_tree import (
     is_device_leaf,
     is_host_leaf,
 )
+from sam.srt.mem_cache.tier_orders import TierOrders
 
 _NEWEST_IDS = 4_096
 
@@ -107,7 +107,7 @@ def _differences(core: Any, node: ShadowNode, info: Any) -> list[str]:
     return errors
 
 
-def rebuild(core: Any, old: ShadowTree, class_of: Callable[[ShadowNode], int]) -> ShadowTree:
+def rebuild(core: Any, old: ShadowTree, orders: TierOrders) -> ShadowTree:
     """A new shadow with the core's shape, tiers and locks, and the recency known so far.
 
     Raises AssertionError if nodes are missing that the core counts.
@@ -115,7 +115,7 @@ def rebuild(core: Any, old: ShadowTree, class_of: Callable[[ShadowNode], int]) -
     newest = max(old.nodes, default=0)
     extra = range(max(0, newest - _NEWEST_IDS), newest + _NEWEST_IDS)
     infos = paths(core, [*old.nodes, *extra])
-    new = ShadowTree(core.root_node_handle(), class_of)
+    new = ShadowTree(core.root_node_handle(), orders)
     new.clock = max([old.clock, *(node.lat for node in old.nodes.values())])
     for info in sorted(infos.values(), key=lambda info: info.path_end):
         _add(core, new, info, old.nodes.get(info.node_id))

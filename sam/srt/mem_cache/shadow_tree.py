@@ -14,13 +14,12 @@ device-evicted nodes right below it: what a device leaf or a host leaf has to kn
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
-from sam.core.retention import RetentionClass
-from sam.srt.mem_cache.shadow_queue import LeafQueue
+from sam.srt.mem_cache.ownership import OwnershipTags
+from sam.srt.mem_cache.tier_orders import TierOrders
 
-_N_CLASSES = max(RetentionClass) + 1
 _NO_CHILDREN: dict[int, ShadowNode] = {}
 
 
@@ -85,16 +84,21 @@ def is_host_leaf(node: ShadowNode) -> bool:
     )
 
 
-class ShadowTree:
-    """See the module. `class_of` is asked for the retention class of a leaf."""
+def create_orders(tags: OwnershipTags) -> TierOrders:
+    """Empty orders for the leaves of a shadow tree."""
+    return TierOrders(tags, is_device_leaf, is_host_leaf, when="lat")
 
-    def __init__(self, root_id: int, class_of: Callable[[ShadowNode], int]) -> None:
+
+class ShadowTree:
+    """See the module. The leaves of `orders` are those of this tree from now on."""
+
+    def __init__(self, root_id: int, orders: TierOrders) -> None:
         self.root = ShadowNode(root_id, None, 0)
         self.root.device = True
         self.nodes: dict[int, ShadowNode] = {root_id: self.root}
         self.clock = 0
-        self.device_leaves = LeafQueue(self.nodes, _N_CLASSES, is_device_leaf, class_of)
-        self.host_leaves = LeafQueue(self.nodes, _N_CLASSES, is_host_leaf, class_of)
+        orders.bind(self.nodes)
+        self.device_leaves, self.host_leaves = orders.device, orders.host
         self.duplicates: dict[int, None] = {}
         self.segments: dict[tuple[int, Any], list[Any]] = {}
 
@@ -151,8 +155,8 @@ class ShadowTree:
             node.device = False
             parent.n_device -= 1
             self._hand_up(node)
-        self.device_leaves.forget(node)
-        self.host_leaves.forget(node)
+        self.device_leaves.discard(node.id)
+        self.host_leaves.discard(node.id)
         self.duplicates.pop(node.id, None)
         del parent.children[node.id]
         del self.nodes[node.id]
@@ -167,7 +171,7 @@ class ShadowTree:
         node.device = True
         node.parent.n_device += 1
         node.parent.below -= node.below
-        self.host_leaves.forget(node)
+        self.host_leaves.discard(node.id)
         self.device_leaves.offer(node)
 
     def lose_device(self, node: ShadowNode) -> None:
@@ -177,7 +181,7 @@ class ShadowTree:
         parent.n_device -= 1
         parent.below += node.below
         self._hand_up(node)
-        self.device_leaves.forget(node)
+        self.device_leaves.discard(node.id)
         self.offer(parent)
         self.offer(node)
 
@@ -239,8 +243,8 @@ class ShadowTree:
         else:
             self.host_leaves.offer(node)
 
-    def reclass(self, node: ShadowNode) -> None:
-        """The class of the node and of what is above it may have changed."""
+    def users_changed(self, node: ShadowNode) -> None:
+        """The users of the node and of what is above it may have changed."""
         if self.nodes.get(node.id) is not node:
             return
         self.offer(node)

@@ -1,38 +1,31 @@
 """The session tree core: SGLang's Python TreeCore plus ownership tags and an eviction order.
 
-Owns the order of victims and the dropping of a chosen node. Must never decide *what* to
-drop or move (the tier manager does), nor touch a locked node. With no tags the victim
-order is that of the base policy.
+Owns the order of victims, kept up to date instead of sorted anew for each eviction, and the
+dropping of a chosen node. Must never decide *what* to drop or move (the tier manager does),
+nor touch a locked node. With no tags the victim order is LRU.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sglang.srt.mem_cache.evict_policy import EvictionStrategy
+from sglang.srt.environ import envs
 from sglang.srt.mem_cache.unified_cache.components import BASE_COMPONENT_TYPE
-from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore
-from sglang.srt.mem_cache.unified_cache.unified_tree_core_interface import BaseEvictionResult
+from sglang.srt.mem_cache.unified_cache.unified_tree_core import (
+    UnifiedTreeCore,
+    get_and_increase_time_counter,
+)
+from sglang.srt.mem_cache.unified_cache.unified_tree_core_interface import (
+    BaseEvictionResult,
+    DriveHostEvictionResult,
+    EvictDeviceNextNodeResult,
+)
 
 from sam.srt.mem_cache.ownership import OwnershipTags, path_up
+from sam.srt.mem_cache.tier_orders import TierOrders
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.cache_init_params import CacheInitParams
-
-
-class SessionEvictionStrategy(EvictionStrategy):
-    """(retention class, base policy): smaller goes first.
-
-    Source: `sglang.srt.mem_cache.evict_policy.EvictionStrategy`.
-    """
-
-    def __init__(self, tags: OwnershipTags, base: EvictionStrategy) -> None:
-        self._tags = tags
-        self._base = base
-
-    def get_priority(self, node: Any) -> tuple[int, Any]:
-        cls = self._tags.retention_class(node, node.backuped)
-        return int(cls), self._base.get_priority(node)
 
 
 class DropResult(BaseEvictionResult):
@@ -51,12 +44,29 @@ class SessionTreeCore(UnifiedTreeCore):
 
     def __init__(self, params: CacheInitParams, components: dict[Any, Any]) -> None:
         self.tags = OwnershipTags()
+        self.tags.changed = self._users_changed
+        self.orders = TierOrders(
+            self.tags,
+            lambda node: node in self.evictable_device_leaves,
+            lambda node: node in self.evictable_host_leaves,
+            when="last_access_time",
+        )
+        self._walk: tuple[int, list[Any]] | None = None
         super().__init__(params, components)
-        self.eviction_strategy = SessionEvictionStrategy(self.tags, self.eviction_strategy)
 
     def reset(self) -> None:
         super().reset()
         self.tags.clear()
+        self.orders.bind(self._node_arena)
+
+    def use_policy(self, policy: str) -> None:
+        """Choose the retention policy, on an empty tree. Raises ValueError."""
+        self.orders.use_policy(policy)
+
+    def tell_time(self, time_s: float) -> None:
+        """Message time moved on."""
+        if time_s > self.orders.now_s:
+            self.orders.advance(time_s, get_and_increase_time_counter())
 
     def _split_node(self, key, child, split_len):
         new_node, action = super()._split_node(key, child, split_len)
@@ -66,6 +76,69 @@ class SessionTreeCore(UnifiedTreeCore):
     def _remove_leaf_from_parent(self, node) -> None:
         self.tags.on_delete(node)
         super()._remove_leaf_from_parent(node)
+
+    def _unregister_node(self, node) -> None:
+        super()._unregister_node(node)
+        self.orders.device.discard(node.id)
+        self.orders.host.discard(node.id)
+
+    def _update_evictable_leaf_sets(self, node) -> None:
+        super()._update_evictable_leaf_sets(node)
+        if node in self.evictable_device_leaves:
+            self.orders.device.offer(node)
+        elif node in self.evictable_host_leaves:
+            self.orders.host.offer(node)
+
+    def _users_changed(self, node) -> None:
+        self.orders.host.offer(node)
+        while node.evicted and node.parent is not None:
+            node = node.parent
+        self.orders.device.offer(node)
+
+    # -- eviction in our order ----------------------------------------------------
+
+    def evict_device_start(self, component_type: Any, request_cnt: int) -> None:
+        if component_type == BASE_COMPONENT_TYPE:
+            self._walk = (request_cnt, [])
+        else:
+            super().evict_device_start(component_type, request_cnt)
+
+    def evict_device_next_node(self, component_type: Any, tracker: dict[Any, int]) -> Any:
+        if component_type != BASE_COMPONENT_TYPE or self._walk is None:
+            return super().evict_device_next_node(component_type, tracker)
+        request_cnt, given = self._walk
+        node = None
+        if tracker.get(component_type, 0) < request_cnt:
+            node = self.orders.device.pop(self.orders.now_s)
+        if node is None:
+            return EvictDeviceNextNodeResult()
+        given.append(node)
+        return EvictDeviceNextNodeResult(node_id=node.id, made_progress=True)
+
+    def evict_device_end(self, component_type: Any) -> None:
+        """Victims that stayed, because their backup failed, are leaves as before."""
+        if component_type != BASE_COMPONENT_TYPE or self._walk is None:
+            super().evict_device_end(component_type)
+            return
+        (_, given), self._walk = self._walk, None
+        for node in given:
+            if self.find_node(node.id) is node:
+                self.orders.device.offer(node)
+
+    def drive_host_eviction(self, component_type: Any, num_tokens: int) -> Any:
+        if component_type != BASE_COMPONENT_TYPE:
+            return super().drive_host_eviction(component_type, num_tokens)
+        result = DriveHostEvictionResult()
+        frees = (result.tracker, result.device_frees, result.host_frees)
+        actions = result.cache_actions
+        if self.is_write_back and not envs.SGLANG_HICACHE_SKIP_HOST_DUPLICATE_RECLAIM.get():
+            self._reclaim_full_host_duplicates(num_tokens, *frees, cache_actions=actions)
+        while result.tracker[component_type] < num_tokens:
+            node = self.orders.host.pop(self.orders.now_s)
+            if node is None:
+                break
+            self._evict_host_leaf(node, *frees, cache_actions=actions)
+        return result
 
     # -- commands on a chosen node ------------------------------------------------
 
