@@ -45,6 +45,9 @@ class Window(Protocol):
     def text_of(self, tokens: Sequence[int]) -> str:
         """The tokens' text, special tokens included."""
 
+    def is_markup(self, tokens: Sequence[int]) -> bool:
+        """Whether the tokens are special ones and white space only."""
+
 
 class TokenSpan(msgspec.Struct, frozen=True, kw_only=True):
     """[start, end) in tokens of the full window; None: to the end of the branch.
@@ -153,14 +156,17 @@ class RangeResolver:
     def _message_start(self, number: int) -> int:
         """Where the cut window ends, if the full one goes on from there. If it does not, the
         template treats what is before the cut by what is behind it: then what a window of
-        another length with another message there has in common."""
+        another length with another message there has in common; but for that message's
+        opening, where all that the cut window has more is a closing."""
         full = self._rendered()
-        cut: int | None = None
+        closed_at: int | None = None
         try:
             before = self._window.messages_before(number)
             cut = common_prefix(full, before)
             if self._continues(full, before, cut):
                 return cut
+            if self._window.is_markup(before[cut : cut + SEAM_TOKENS + 1]):
+                closed_at = cut
         except Unrenderable:
             pass
         try:
@@ -170,7 +176,8 @@ class RangeResolver:
         split = common_prefix(full, other)
         if not self._splits_at(full, other, split, mark):
             raise _unresolvable(f"the template rewrites what is before message {number}")
-        return cut if cut is not None and 0 <= split - cut <= SEAM_TOKENS else split
+        near = closed_at is not None and 0 <= split - closed_at <= SEAM_TOKENS
+        return closed_at if near else split
 
     def _continues(self, full: Sequence[int], before: Sequence[int], cut: int) -> bool:
         """Whether the full window starts with the cut one, but for merges at the seam."""
@@ -185,7 +192,8 @@ class RangeResolver:
         there = self._window.text_of(other[split : split + SEAM_TOKENS])
         here = self._window.text_of(full[split : split + SEAM_TOKENS])
         at = there.find(mark)
-        return 0 <= at <= len(mark) and here.startswith(there[:at])
+        opener = there[:at]
+        return 0 <= at <= len(mark) and (here.startswith(opener) or opener.isspace())
 
 
 def _unresolvable(detail: str) -> HintError:

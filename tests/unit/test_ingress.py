@@ -131,7 +131,7 @@ def test_a_management_request_never_generates_even_if_sending_fails(server):
     def fail(_):
         raise RuntimeError("scheduler gone")
 
-    server.ingress._manager.send_kv_hints = fail
+    server.manager.send_kv_hints = fail
     hint = {"session_id": "s", "context_management": MANAGE_EVICT}
     response = server.openai(chat(hint, messages=[]), caller())
     (action,) = body_of(response)["kv_hints"]["actions"]
@@ -147,7 +147,7 @@ def test_an_inference_carries_bind_and_edits(server):
         "parent_session_id": "p",
         "expected_idle_s": 3,
         "context_management": {
-            "edits": [{"type": "evict", "target": "messages", "start": 4, "end": 5}]
+            "edits": [{"type": "evict", "target": "tokens", "start": 4, "end": 5}]
         },
         "colour": "blue",
     }
@@ -155,7 +155,7 @@ def test_an_inference_carries_bind_and_edits(server):
     bind, expect, evict = actions_of(obj.kv_hints)
     assert (bind.kind, bind.key.session_id, bind.parent_session_id) == ("session.bind", "s", "p")
     assert expect.expected_idle_s == 3
-    assert (evict.target, evict.start, evict.end) == ("messages", 4, 5)
+    assert (evict.target, evict.start, evict.end, evict.source) == ("tokens", 4, 5, "tokens")
     assert not server.sent
     assert [a["status"] for a in server.shown(obj)["actions"]] == ["accepted"] * 3
     assert server.counts()["unknown_keys"] == 1
@@ -306,20 +306,33 @@ def test_a_huge_name_of_an_action_is_not_kept(server, name):
     assert len(str(server.shown(obj))) < 2_000
 
 
-def test_too_much_at_once_is_dropped_not_queued(server):
-    limit = server.ingress.config.max_in_flight_actions
+def fill(server, tenant, n):
     own = envelope("session.evict", session_id="s")
     taken = [
-        server.ingress.submit_envelope({**own, "message_id": f"m{i}"}, "t")
-        for i in range(limit + 1)
+        server.ingress.submit_envelope({**own, "message_id": f"m{i}"}, tenant) for i in range(n)
     ]
-    statuses = [reply["actions"][0]["status"] for reply in taken]
-    assert statuses == ["accepted"] * limit + ["dropped"]
-    assert taken[-1]["actions"][0]["reason"] == "overloaded"
-    assert len(server.sent) == limit
+    return [(reply["actions"][0]["status"], reply["actions"][0]["reason"]) for reply in taken]
+
+
+ACCEPTED, OVERLOADED = ("accepted", ""), ("dropped", "overloaded")
+
+
+def test_too_much_at_once_is_dropped_not_queued():
+    server = Server(max_in_flight_actions=20, max_in_flight_actions_per_tenant=20)
+    assert fill(server, "t", 21) == [ACCEPTED] * 20 + [OVERLOADED]
+    assert len(server.sent) == 20
     server.ingress.on_results(server.sent[0].message_id, [])
-    again = server.ingress.submit_envelope({**own, "message_id": "later"}, "t")
+    own = envelope("session.evict", session_id="s", message_id="later")
+    again = server.ingress.submit_envelope(own, "t")
     assert again["actions"][0]["status"] == "accepted"
+
+
+def test_one_client_cannot_drop_the_hints_of_another():
+    server = Server(max_in_flight_actions=20)
+    assert fill(server, "key-a/ns-1", 8) == [ACCEPTED] * 8
+    assert fill(server, "key-a/ns-2", 4) == [ACCEPTED] * 2 + [OVERLOADED] * 2
+    assert fill(server, "key-b", 9) == [ACCEPTED] * 9
+    assert fill(server, "anonymous/ns-1", 2) == [ACCEPTED, OVERLOADED]
 
 
 def test_equal_message_ids_of_two_tenants_do_not_meet(server):

@@ -18,16 +18,21 @@ MANAGE_EVICT = {
 
 
 class Server:
-    """Only what the ingress touches: `send_kv_hints`, `server_args`, `enable_metrics`."""
+    """Only what the ingress touches: `send_kv_hints`, `rid_to_state`, `enable_metrics`.
 
-    def __init__(self, **config):
+    `handler`: the real OpenAIServingChat, where the ranges of chat requests matter.
+    """
+
+    def __init__(self, *, handler=None, **config):
         self.sent = []
-        manager = SimpleNamespace(
+        self.handler = handler
+        self.manager = SimpleNamespace(
             send_kv_hints=self.sent.append,
             server_args=SimpleNamespace(radix_cache_backend="sam"),
             enable_metrics=False,
+            rid_to_state={},
         )
-        self.ingress = AgentHintIngress(manager, SamConfig(**config))
+        self.ingress = AgentHintIngress(self.manager, SamConfig(**config))
 
     def openai(self, request, raw=None):
         """Reply of a management request, or the GenerateReqInput of an inference.
@@ -35,10 +40,22 @@ class Server:
         Source: `OpenAIServingBase.handle_request`,
         `OpenAIServingChat._convert_to_internal_request`.
         """
-        reply = asyncio.run(self.ingress.intercept_openai_request(None, request, raw))
-        if reply is not None:
-            return reply
-        obj = GenerateReqInput(
+
+        async def run():
+            reply = await self.ingress.intercept_openai_request(self.handler, request, raw)
+            if reply is not None:
+                await self.ingress.dispatch.join()
+                return reply
+            obj = self._converted(request)
+            assert await self._generate(obj, raw) is None
+            return obj
+
+        return asyncio.run(run())
+
+    def _converted(self, request):
+        if self.handler is not None:
+            return self.handler._convert_to_internal_request(request)[0]
+        return GenerateReqInput(
             text="prompt",
             sampling_params={"n": request.n},
             session_id=request.session_id,
@@ -47,14 +64,16 @@ class Server:
             kv_hints=request.kv_hints,
             agent_hint=request.agent_hint,
         )
-        assert self.generate(obj, raw) is None
-        return obj
 
     def generate(self, obj, raw=None):
         """Source: `TokenizerManager.generate_request`, up to normalization."""
-        reply = asyncio.run(self.ingress.intercept_generate_request(obj, raw))
+        return asyncio.run(self._generate(obj, raw))
+
+    async def _generate(self, obj, raw):
+        reply = await self.ingress.intercept_generate_request(obj, raw)
         if reply is None:
             obj.normalize_batch_and_arguments()
+            await self.ingress.dispatch.join()
         return reply
 
     def shown(self, obj):
@@ -67,9 +86,14 @@ class Server:
         return self.ingress.metrics.snapshot()
 
 
-def caller(authorization=None):
+def caller(authorization=None, body=b"{}"):
+    """What the ingress reads of a Starlette request."""
+
+    async def read():
+        return body
+
     headers = {"authorization": authorization} if authorization else {}
-    return SimpleNamespace(headers=headers)
+    return SimpleNamespace(headers=headers, body=read)
 
 
 def chat(hint=None, **fields):

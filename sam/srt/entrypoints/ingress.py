@@ -1,8 +1,8 @@
 """Hint ingress in the server process: validate, lower, answer management requests.
 
 Owns the way from a request body to an envelope, and the outcomes that go back. Must never
-fail, delay or change an inference because of a hint, and never let a client choose its own
-tenant or time stamp.
+fail, delay or change an inference because of a hint (but for malformed ones where the operator
+asked for that), and never let a client choose its own tenant, time stamp or token ids.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ import time
 import uuid
 from typing import Any
 
-import msgspec
 from sglang.srt.managers.kv_hint_ingress import KvHintIngress
-from sglang.srt.managers.kv_hints import KvHintAction, decode_kv_hints_envelope
+from sglang.srt.managers.kv_hints import decode_kv_hints_envelope
 
 from sam.config import SamConfig, load_config
 from sam.core.hints import (
@@ -28,16 +27,25 @@ from sam.core.hints import (
     stamp_envelope,
 )
 from sam.core.validation import DEFAULT_LIMITS, HintReason, check_id
+from sam.srt.entrypoints.dispatch import HintDispatch
+from sam.srt.entrypoints.envelopes import (
+    CarriedHint,
+    envelope_of,
+    fitting,
+    is_parallel,
+    marked,
+    rejected_hint,
+    shown,
+)
+from sam.srt.entrypoints.release import chat_request, is_release_mode, release_hint
 from sam.srt.entrypoints.replies import generate_reply, openai_reply
 from sam.srt.entrypoints.results import HintResults, client_id, wire_id
+from sam.srt.entrypoints.spans import ChatBody
 from sam.srt.entrypoints.tenant import tenant_of
-from sam.srt.managers.bindings import INTERNAL_PREFIX, PARALLEL_ACTION, QUERY_ACTION
+from sam.srt.managers.bindings import INTERNAL_PREFIX, QUERY_ACTION
 from sam.srt.observability.metrics import IngressMetrics
 
 logger = logging.getLogger(__name__)
-
-HINT_ACTION = "agent_hint"
-OVERLOADED = "overloaded"
 
 
 class AgentHintIngress(KvHintIngress):
@@ -50,8 +58,8 @@ class AgentHintIngress(KvHintIngress):
             capacity=self.config.max_hint_results, ttl_s=self.config.hint_result_ttl_s
         )
         self.metrics = IngressMetrics(enabled=tokenizer_manager.enable_metrics)
+        self.dispatch = HintDispatch(tokenizer_manager, self.config, self.results, self.metrics)
         self._queries: dict[str, asyncio.Future[list[Any]]] = {}
-        self._in_flight: dict[str, int] = {}
 
     # -- upstream's calls ---------------------------------------------------------
 
@@ -61,16 +69,24 @@ class AgentHintIngress(KvHintIngress):
         fields = type(request).model_fields
         if "agent_hint" not in fields:
             return None
-        if request.agent_hint is None:
-            if request.prompt_cache_key and not request.session_id:
-                request.agent_hint = {"session_id": request.prompt_cache_key}
+        self._check_strict(request.agent_hint, request.kv_hints)
+        hint = request.agent_hint
+        if hint is None:
+            session_id = await _session_of(request, raw_request)
+            if session_id is not None:
+                request.agent_hint = CarriedHint(session_id=session_id)
             return None
-        if not is_manage(request.agent_hint):
+        chat = "messages" in fields
+        body = ChatBody(handler, request) if chat else None
+        if not is_manage(hint):
+            if isinstance(hint, dict):
+                request.agent_hint = CarriedHint(hint)
+                request.agent_hint.body = body
             return None
         tenant = tenant_of(raw_request, request.cache_salt, request.extra_key)
-        kv_hints = self._manage(request.agent_hint, tenant)
+        kv_hints = self.manage(hint, tenant, body)
         return openai_reply(
-            chat="messages" in fields,
+            chat=chat,
             stream=bool(request.stream),
             model=request.model,
             message_id=kv_hints["message_id"],
@@ -78,19 +94,27 @@ class AgentHintIngress(KvHintIngress):
         )
 
     async def intercept_generate_request(self, obj: Any, raw_request: Any) -> dict[str, Any] | None:
-        hint = obj.agent_hint
+        hint, body = obj.agent_hint, None
+        if isinstance(hint, CarriedHint):
+            hint, body = dict(hint), hint.body
+            obj.agent_hint = hint
+        else:
+            self._check_strict(hint, fitting(obj))
         if hint is None and isinstance(obj.session_id, str):
             hint = {"session_id": obj.session_id}
         if hint is None and obj.kv_hints is None:
             return None
         tenant = tenant_of(raw_request, obj.cache_salt, obj.extra_key)
         if is_manage(hint):
-            kv_hints = self._manage(hint, tenant)
+            kv_hints = self.manage(hint, tenant)
             return generate_reply(kv_hints["message_id"], kv_hints)
         try:
-            obj.kv_hints = self._lower_inference(hint, _fitting(obj), tenant)
-            if _is_parallel(obj.sampling_params):
-                obj.kv_hints = _marked(obj.kv_hints)
+            later: list[dict[str, Any]] = []
+            obj.kv_hints = self._lower_inference(hint, fitting(obj), tenant, body, later)
+            for envelope in later:
+                self.dispatch.edit_after(obj, envelope, tenant, body)
+            if is_parallel(obj.sampling_params):
+                obj.kv_hints = marked(obj.kv_hints)
         except Exception:
             logger.exception("sam: a hint could not be lowered; the request is served without")
             self.metrics.rejected("internal_error")
@@ -100,6 +124,7 @@ class AgentHintIngress(KvHintIngress):
     def finish_request(self, obj: Any, meta_info: dict[str, Any]) -> None:
         envelope = getattr(obj, "kv_hints", None)
         if envelope is not None:
+            self.dispatch.request_over(envelope.message_id)
             known = self.results.get_wire(envelope.message_id, time.time())
             if known is not None:
                 meta_info["kv_hints"] = known
@@ -110,16 +135,43 @@ class AgentHintIngress(KvHintIngress):
             if not query.done():
                 query.set_result(results)
             return
-        self._in_flight.pop(message_id, None)
-        self.results.update(message_id, [_shown(r) for r in results], time.time())
+        self.dispatch.answered(message_id)
+        self.results.update(message_id, [shown(r) for r in results], time.time())
 
     # -- for the routes -----------------------------------------------------------
+
+    def manage(self, raw_hint: object, tenant: str, body: ChatBody | None = None) -> dict[str, Any]:
+        """Accept or reject a management request; returns what the response shows."""
+        try:
+            hint = parse_agent_hint(raw_hint)
+            message_id = uuid.uuid4().hex
+            envelope = _lowered(hint, wire_id(tenant, message_id), tenant, manage_only=True)
+            self._note_unknown_keys(hint)
+            return self.dispatch.submit(message_id, envelope, tenant, body)
+        except HintError as error:
+            return self._rejection(error, tenant)
+        except Exception:
+            logger.exception("sam: a management request failed")
+            return self._reject("internal_error", "see the server log", tenant)
+
+    def release(self, handler: Any, body: dict[str, Any], tenant: str) -> dict[str, Any]:
+        """Take the body of a release; `handler` serves chat requests. Raises HintError for a
+        malformed one if hints are strict."""
+        try:
+            chat = ChatBody(handler, chat_request(body))
+            hint = release_hint(body)
+            self._check_strict(hint, None)
+        except HintError as error:
+            if self.config.strict_hints:
+                raise
+            return {"kv_hints": self._rejection(error, tenant)}
+        return {"kv_hints": self.manage(hint, tenant, chat)}
 
     def submit_envelope(self, envelope: dict[str, Any], tenant: str) -> dict[str, Any]:
         """Send a client's envelope without inference; raises ValueError if it is malformed."""
         decode_kv_hints_envelope(envelope)
         message_id, stamped = self._stamped(envelope, tenant)
-        return self._send(message_id, decode_kv_hints_envelope(stamped), tenant)
+        return self.dispatch.submit(message_id, stamped, tenant, None, from_hint=False)
 
     async def query(self, what: str, timeout_s: float = 5.0, **payload: int) -> dict[str, Any]:
         """Ask the scheduler; raises TimeoutError while it is too busy to answer."""
@@ -133,7 +185,9 @@ class AgentHintIngress(KvHintIngress):
         future = asyncio.get_running_loop().create_future()
         self._queries[message_id] = future
         try:
-            self._manager.send_kv_hints(decode_kv_hints_envelope(_envelope(message_id, [action])))
+            self._manager.send_kv_hints(
+                decode_kv_hints_envelope(envelope_of(message_id, [action]))
+            )
             results = await asyncio.wait_for(future, timeout_s)
         finally:
             self._queries.pop(message_id, None)
@@ -141,41 +195,34 @@ class AgentHintIngress(KvHintIngress):
 
     # -- inside -------------------------------------------------------------------
 
-    def _manage(self, raw_hint: object, tenant: str) -> dict[str, Any]:
-        """Accept or reject a management request; returns what the response shows."""
+    def _check_strict(self, raw_hint: object, kv_hints: object) -> None:
+        """With `strict_hints`, raise ValueError for what would be reported as malformed."""
+        if not self.config.strict_hints:
+            return
         try:
-            hint = parse_agent_hint(raw_hint)
-            message_id = uuid.uuid4().hex
-            envelope = _lowered(hint, wire_id(tenant, message_id), tenant, manage_only=True)
-            self._note_unknown_keys(hint)
-            return self._send(message_id, decode_kv_hints_envelope(envelope), tenant)
+            if raw_hint is not None:
+                parse_agent_hint(raw_hint)
+            for own in kv_hints if isinstance(kv_hints, list) else [kv_hints]:
+                if own:
+                    decode_kv_hints_envelope(own)
+                    self._stamped(own, "")
         except HintError as error:
-            return self._rejection(error, tenant)
-        except Exception:
-            logger.exception("sam: a management request failed")
-            return self._reject("internal_error", "see the server log", tenant)
+            self.metrics.rejected(error.reason.value)
+            raise
+        except ValueError:
+            self.metrics.rejected(HintReason.BAD_ENVELOPE.value)
+            raise
 
-    def _send(self, message_id: str, envelope: Any, tenant: str) -> dict[str, Any]:
-        """Hand actions to the scheduler, unless too many wait there to be looked at."""
-        n_actions = len(envelope.actions)
-        n_waiting = sum(self._in_flight.values())
-        if n_actions and n_waiting + n_actions > self.config.max_in_flight_actions:
-            self.metrics.rejected(OVERLOADED)
-            actions = _known(envelope.actions, "dropped", OVERLOADED)
-            self.results.open(message_id, tenant, actions, time.time())
-        else:
-            self._open(message_id, envelope.actions, tenant)
-            if n_actions:
-                self._in_flight[envelope.message_id] = n_actions
-                self._manager.send_kv_hints(envelope)
-        return self.results.get(message_id, tenant, time.time()) or {}
-
-    def _open(self, message_id: str, actions: Any, tenant: str) -> None:
-        self.results.open(message_id, tenant, _known(actions, "accepted"), time.time())
-        self.metrics.accepted(len(actions))
-
-    def _lower_inference(self, raw_hint: object, kv_hints: object, tenant: str) -> Any:
-        """The envelope(s) of an inference: the client's own, stamped, plus the lowered hint."""
+    def _lower_inference(
+        self,
+        raw_hint: object,
+        kv_hints: object,
+        tenant: str,
+        body: ChatBody | None,
+        later: list[dict[str, Any]],
+    ) -> Any:
+        """The envelope(s) of an inference: the client's own, stamped, plus the lowered hint.
+        Envelopes of edits that can be sent only after it are added to `later`."""
         own = self._stamp_client(kv_hints, tenant)
         if raw_hint is None:
             return own
@@ -185,23 +232,32 @@ class AgentHintIngress(KvHintIngress):
             return self._beside_rejected(own, error, tenant)
         self._note_unknown_keys(hint)
         if isinstance(own, list):
-            return [self._with_hint(hint, one, tenant) for one in own]
-        return self._with_hint(hint, own, tenant)
+            return [self._with_hint(hint, one, tenant, body, later) for one in own]
+        return self._with_hint(hint, own, tenant, body, later)
 
-    def _with_hint(self, hint: AgentHint, own: Any, tenant: str) -> Any:
+    def _with_hint(
+        self,
+        hint: AgentHint,
+        own: Any,
+        tenant: str,
+        body: ChatBody | None,
+        later: list[dict[str, Any]],
+    ) -> Any:
         """One envelope of the lowered hint and the client's own actions, if any."""
         message_id = uuid.uuid4().hex
         lowered = _lowered(hint, wire_id(tenant, message_id), tenant, manage_only=False)
         if own is not None:
             message_id = client_id(tenant, own["message_id"])
             lowered["message_id"] = own["message_id"]
-            lowered["actions"] = [
-                {**action, "action_id": f"hint-{action['action_id']}"}
-                for action in lowered["actions"]
-            ] + own["actions"]
-        envelope = decode_kv_hints_envelope(lowered)
-        self._open(message_id, envelope.actions, tenant)
-        return envelope
+            for action in lowered["actions"]:
+                action["action_id"] = f"hint-{action['action_id']}"
+        ready, after = self.dispatch.open_inference(message_id, lowered, tenant, body)
+        if after:
+            later.append(envelope_of(lowered["message_id"], after))
+        own_actions = own["actions"] if own is not None else []
+        return decode_kv_hints_envelope(
+            envelope_of(lowered["message_id"], [*ready, *own_actions])
+        )
 
     def _stamp_client(self, kv_hints: object, tenant: str) -> Any:
         """The client's envelope(s), ours to trust; a malformed one is reported and dropped."""
@@ -212,12 +268,13 @@ class AgentHintIngress(KvHintIngress):
         try:
             decode_kv_hints_envelope(kv_hints)
             message_id, stamped = self._stamped(kv_hints, tenant)
+            decode_kv_hints_envelope(stamped)
         except HintError as error:
             return self._rejected_envelope(error, tenant)
         except ValueError as error:
             malformed = HintError(HintReason.BAD_ENVELOPE, str(error))
             return self._rejected_envelope(malformed, tenant)
-        self._open(message_id, decode_kv_hints_envelope(stamped).actions, tenant)
+        self.dispatch.open(message_id, stamped["actions"], tenant)
         return stamped
 
     def _beside_rejected(self, own: Any, error: HintError, tenant: str) -> Any:
@@ -228,7 +285,7 @@ class AgentHintIngress(KvHintIngress):
         for envelope in own if isinstance(own, list) else [own]:
             if envelope is not None:
                 message_id = client_id(tenant, envelope["message_id"])
-                action = _rejected_action(error.reason.value, error.detail)
+                action = rejected_hint(error.reason.value, error.detail)
                 self.results.open(message_id, tenant, [action], time.time())
         return own
 
@@ -261,7 +318,7 @@ class AgentHintIngress(KvHintIngress):
     def _rejected_envelope(self, error: HintError, tenant: str) -> dict[str, Any]:
         """Nothing to do, under an id by which the inference's response finds the reason."""
         message_id = self._rejection(error, tenant)["message_id"]
-        return _envelope(wire_id(tenant, message_id), [])
+        return envelope_of(wire_id(tenant, message_id), [])
 
     def _rejection(self, error: HintError, tenant: str) -> dict[str, Any]:
         return self._reject(error.reason.value, error.detail, tenant)
@@ -269,80 +326,20 @@ class AgentHintIngress(KvHintIngress):
     def _reject(self, reason: str, detail: str, tenant: str) -> dict[str, Any]:
         self.metrics.rejected(reason)
         message_id, now_s = uuid.uuid4().hex, time.time()
-        self.results.open(message_id, tenant, [_rejected_action(reason, detail)], now_s)
+        self.results.open(message_id, tenant, [rejected_hint(reason, detail)], now_s)
         return self.results.get(message_id, tenant, now_s) or {}
 
 
-def _envelope(message_id: str, actions: list[dict[str, Any]]) -> dict[str, Any]:
-    return {
-        "protocol_version": PROTOCOL_VERSION,
-        "message_id": message_id,
-        "actions": actions,
-    }
+async def _session_of(request: Any, raw_request: Any) -> str | None:
+    """The session of an OpenAI request without a hint, where something else names one."""
+    if request.session_id:
+        return None
+    if request.prompt_cache_key:
+        return request.prompt_cache_key
+    if isinstance(request.cache_salt, str) and await is_release_mode(raw_request):
+        return request.cache_salt
+    return None
 
 
 def _lowered(hint: AgentHint, wire: str, tenant: str, *, manage_only: bool) -> dict[str, Any]:
     return lower(hint, message_id=wire, now_s=time.time(), tenant=tenant, manage_only=manage_only)
-
-
-def _is_parallel(sampling_params: object) -> bool:
-    """Whether more than one answer is asked for: upstream runs a warm-up of the prefix first."""
-    items = sampling_params if isinstance(sampling_params, list) else [sampling_params]
-    counts = [item.get("n") for item in items if isinstance(item, dict)]
-    return any(isinstance(n, int) and n > 1 for n in counts)
-
-
-def _marked(kv_hints: Any) -> Any:
-    """Tell the scheduler that the envelope comes with several requests, a warm-up first."""
-    if isinstance(kv_hints, list):
-        return [_marked(item) for item in kv_hints]
-    if not kv_hints:
-        return kv_hints
-    envelope = decode_kv_hints_envelope(kv_hints)
-    mark = KvHintAction(
-        action_id="", action_type=PARALLEL_ACTION, action_version=PROTOCOL_VERSION, payload={}
-    )
-    return msgspec.structs.replace(envelope, actions=[*envelope.actions, mark])
-
-
-def _fitting(obj: Any) -> Any:
-    """The request's `kv_hints`, but nothing for an empty list, and for a list of envelopes
-    on a single request something that is rejected."""
-    hints = obj.kv_hints
-    if not isinstance(hints, list) or not hints:
-        return hints or None
-    ids = obj.input_ids
-    batch = isinstance(obj.text, list) or (bool(ids) and isinstance(ids[0], list))
-    return hints if batch else {"kv_hints": "a list, for a single request"}
-
-
-def _known(actions: Any, status: str, reason: str = "") -> list[dict[str, Any]]:
-    return [
-        {
-            "action_id": action.action_id,
-            "action_type": action.action_type,
-            "status": status,
-            "reason": reason,
-        }
-        for action in actions
-    ]
-
-
-def _rejected_action(reason: str, detail: str) -> dict[str, Any]:
-    return {
-        "action_id": HINT_ACTION,
-        "action_type": HINT_ACTION,
-        "status": "rejected",
-        "reason": reason,
-        "detail": detail,
-    }
-
-
-def _shown(result: Any) -> dict[str, Any]:
-    return {
-        "action_id": result.action_id,
-        "action_type": result.action_type,
-        "status": result.status,
-        "reason": result.reason,
-        **result.detail,
-    }

@@ -1,7 +1,8 @@
 """Inspection and hint routes on SGLang's own HTTP server.
 
-Owns `GET /sessions`, `GET /sessions/tree`, `POST /kv_hints` and `GET /kv_hints/{id}`. Must
-never block the event loop, nor answer for another tenant's message.
+Owns `GET /sessions`, `GET /sessions/tree`, `POST /kv_hints`, `GET /kv_hints/{id}` and
+`POST /release_kv_cache`. Must never block the event loop, nor answer for another tenant's
+message.
 """
 
 from __future__ import annotations
@@ -66,6 +67,20 @@ def install_routes(app: Any, ingress: AgentHintIngress) -> None:
         if known is None:
             return _error(404, "unknown message_id, or its outcome is no longer kept")
         return JSONResponse(known)
+
+
+    @app.post("/release_kv_cache")
+    @app.post("/v1/release_kv_cache")
+    async def release_kv_cache(
+        request: Request, body: Annotated[dict[str, Any], Body()]
+    ) -> JSONResponse:
+        """Evict from an index on, as clients older than `agent_hint` ask for it."""
+        tenant = tenant_of(request, body.get("cache_salt"), body.get("extra_key"))
+        handler = request.app.state.openai_serving_chat
+        try:
+            return JSONResponse(ingress.release(handler, body, tenant))
+        except HintError as error:
+            return _error(400, str(error))
 
 
 async def _ask(ingress: AgentHintIngress, what: str, **payload: int) -> JSONResponse:

@@ -9,6 +9,7 @@ import hashlib
 from typing import Any
 
 ANONYMOUS = "anonymous"
+_NAMESPACE = "/ns-"
 _DIGEST_BYTES = 8
 
 
@@ -28,5 +29,12 @@ def tenant_of(raw_request: Any, cache_salt: object = None, extra_key: object = N
         key = header
     owner = f"key-{_digest(key.strip())}" if key else ANONYMOUS
     if cache_salt or extra_key:
-        owner += f"/ns-{_digest(cache_salt or '', extra_key or '')}"
+        owner += f"{_NAMESPACE}{_digest(cache_salt or '', extra_key or '')}"
     return owner
+
+
+def client_of(tenant: str) -> str:
+    """Whose flood it is: the API key, whatever namespaces it invents; without keys the
+    namespace is all there is to tell callers apart."""
+    key = tenant.partition(_NAMESPACE)[0]
+    return tenant if key == ANONYMOUS else key

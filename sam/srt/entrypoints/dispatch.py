@@ -1,0 +1,246 @@
+"""How hints leave the server process: now, behind a range of their session, or after a request.
+
+Owns admission, the order of what goes to the scheduler, and what is known of it before the
+scheduler answers. Must never render on the event loop, nor hold an inference back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from functools import partial
+from typing import Any
+
+from sglang.srt.managers.kv_hints import decode_kv_hints_envelope
+
+from sam.config import SamConfig
+from sam.core.validation import HintError
+from sam.srt.entrypoints.admission import Admission
+from sam.srt.entrypoints.after import RequestEnds
+from sam.srt.entrypoints.envelopes import (
+    envelope_of,
+    is_parallel,
+    outcomes,
+    refusal,
+    sessions_of,
+)
+from sam.srt.entrypoints.range_queue import RangeQueue
+from sam.srt.entrypoints.results import HintResults
+from sam.srt.entrypoints.spans import ChatBody, is_range, refuse, resolve
+from sam.srt.entrypoints.tenant import client_of
+from sam.srt.observability.metrics import IngressMetrics
+
+logger = logging.getLogger(__name__)
+
+OVERLOADED = "overloaded"
+PARALLEL_SAMPLES = "parallel_samples"
+
+
+class HintDispatch:
+    """All methods are called on the event loop. Envelopes are plain dicts, as lowered or
+    stamped; their `message_id` is the one on the wire."""
+
+    def __init__(
+        self,
+        tokenizer_manager: Any,
+        config: SamConfig,
+        results: HintResults,
+        metrics: IngressMetrics,
+    ) -> None:
+        self._manager = tokenizer_manager
+        self._results = results
+        self._metrics = metrics
+        self._in_flight = Admission(
+            total=config.max_in_flight_actions, per_client=config.in_flight_per_tenant()
+        )
+        self._rendering = Admission(
+            total=config.max_pending_ranges, per_client=max(1, config.max_pending_ranges // 2)
+        )
+        self._ranges = RangeQueue()
+        self._ends = RequestEnds(tokenizer_manager)
+        self._waiting: set[asyncio.Task[None]] = set()
+
+    # -- without a request --------------------------------------------------------
+
+    def submit(
+        self,
+        message_id: str,
+        envelope: dict[str, Any],
+        tenant: str,
+        body: ChatBody | None,
+        *,
+        from_hint: bool = True,
+    ) -> dict[str, Any]:
+        """Send actions, or queue them behind ranges; returns what is known of them now.
+
+        Ranges of a client's own envelope (`from_hint` False) index no list: the scheduler
+        answers them.
+        """
+        refused = refuse(envelope["actions"], body) if from_hint else {}
+        actions = self._open(message_id, envelope["actions"], tenant, refused)
+        wire = envelope["message_id"]
+        if actions and not self._take(wire, tenant, actions):
+            self._settle(wire, outcomes(actions, "dropped", OVERLOADED))
+        elif actions:
+            self._send_in_order(wire, actions, tenant, body if from_hint else None)
+        return self._results.get(message_id, tenant, time.time()) or {}
+
+    def open(self, message_id: str, actions: list[dict[str, Any]], tenant: str) -> None:
+        """Remember actions as accepted."""
+        self._open(message_id, actions, tenant, {})
+
+    def answered(self, wire: str) -> None:
+        """The scheduler has looked at a message."""
+        self._in_flight.give_back(wire)
+
+    # -- with an inference --------------------------------------------------------
+
+    def open_inference(
+        self, message_id: str, envelope: dict[str, Any], tenant: str, body: ChatBody | None
+    ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """Actions that ride on the request, and those from the first range on, which follow."""
+        refused = refuse(envelope["actions"], body)
+        actions = self._open(message_id, envelope["actions"], tenant, refused)
+        first = next((i for i, a in enumerate(actions) if is_range(a)), len(actions))
+        return actions[:first], actions[first:]
+
+    def edit_after(
+        self, obj: Any, envelope: dict[str, Any], tenant: str, body: ChatBody | None
+    ) -> None:
+        """Resolve ranges while the request of `obj` runs; send them when it is over."""
+        wire, actions = envelope["message_id"], envelope["actions"]
+        if is_parallel(obj.sampling_params):
+            self._settle(wire, outcomes(actions, "dropped", PARALLEL_SAMPLES))
+            return
+        resolved: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        work = partial(resolve, actions, body, _tokens_of(obj))
+        if not self._render((), wire, tenant, work, resolved.set_result):
+            self._settle(wire, outcomes(actions, "dropped", OVERLOADED))
+            return
+        self._ends.expect(wire)
+        task = asyncio.get_running_loop().create_task(
+            self._follow(obj, wire, actions, tenant, resolved)
+        )
+        self._waiting.add(task)
+        task.add_done_callback(self._waiting.discard)
+
+    def request_over(self, wire: str) -> None:
+        """The inference that carried this message has finished."""
+        self._ends.announce(wire)
+
+    async def join(self) -> None:
+        """Wait until nothing is resolved or waits for the end of a request."""
+        await self._ranges.join()
+        while self._waiting:
+            await asyncio.wait(self._waiting)
+
+    # -- inside -------------------------------------------------------------------
+
+    def _open(
+        self,
+        message_id: str,
+        actions: list[dict[str, Any]],
+        tenant: str,
+        refused: dict[str, HintError],
+    ) -> list[dict[str, Any]]:
+        """Remember actions, accepted or refused at once; returns the accepted ones."""
+        known = []
+        for action in actions:
+            error = refused.get(action["action_id"])
+            known += [refusal(action, error)] if error else outcomes([action], "accepted")
+        for error in refused.values():
+            self._metrics.rejected(error.reason.value)
+        self._results.open(message_id, tenant, known, time.time())
+        self._metrics.accepted(len(actions) - len(refused))
+        return [action for action in actions if action["action_id"] not in refused]
+
+    def _take(self, wire: str, tenant: str, actions: list[dict[str, Any]]) -> bool:
+        taken = self._in_flight.take(wire, client_of(tenant), len(actions))
+        if not taken:
+            self._metrics.rejected(OVERLOADED)
+        return taken
+
+    def _send_in_order(
+        self, wire: str, actions: list[dict[str, Any]], tenant: str, body: ChatBody | None
+    ) -> None:
+        """Send now, or behind what waits of the same sessions; ranges are resolved first."""
+        sessions = sessions_of(actions, tenant)
+        renders = body is not None and any(map(is_range, actions))
+        if not renders and not self._ranges.is_busy(sessions):
+            self._send(wire, actions)
+            return
+        then = partial(self._send_resolved, wire, actions)
+        if not renders:
+            self._ranges.submit(sessions, None, then)
+        elif not self._render(sessions, wire, tenant, partial(resolve, actions, body), then):
+            self._in_flight.give_back(wire)
+            self._settle(wire, outcomes(actions, "dropped", OVERLOADED))
+
+    def _render(self, sessions: Any, wire: str, tenant: str, work: Any, then: Any) -> bool:
+        """Queue work for the thread; False if too much of it waits."""
+        if not self._rendering.take(wire, client_of(tenant), 1):
+            self._metrics.rejected(OVERLOADED)
+            return False
+
+        def done(result: Any) -> None:
+            self._rendering.give_back(wire)
+            then(result)
+
+        self._ranges.submit(sessions, work, done)
+        return True
+
+    def _send_resolved(
+        self, wire: str, actions: list[dict[str, Any]], resolved: list[Any] | None
+    ) -> None:
+        """Send what resolving left of `actions`; None: there was nothing to resolve."""
+        results = actions if resolved is None else resolved
+        refused = [
+            refusal(action, result)
+            for action, result in zip(actions, results, strict=True)
+            if isinstance(result, HintError)
+        ]
+        for outcome in refused:
+            self._metrics.rejected(outcome["reason"])
+        self._settle(wire, refused)
+        ready = [result for result in results if not isinstance(result, HintError)]
+        if ready:
+            self._send(wire, ready)
+        else:
+            self._in_flight.give_back(wire)
+
+    def _send(self, wire: str, actions: list[dict[str, Any]]) -> None:
+        try:
+            self._manager.send_kv_hints(decode_kv_hints_envelope(envelope_of(wire, actions)))
+        except Exception:
+            self._in_flight.give_back(wire)
+            self._settle(wire, outcomes(actions, "dropped", "internal_error"))
+            raise
+
+    async def _follow(
+        self,
+        obj: Any,
+        wire: str,
+        actions: list[dict[str, Any]],
+        tenant: str,
+        resolved: asyncio.Future[Any],
+    ) -> None:
+        result = await resolved
+        await self._ends.wait(wire, obj)
+        if not self._take(wire, tenant, actions):
+            self._settle(wire, outcomes(actions, "dropped", OVERLOADED))
+            return
+        try:
+            self._send_resolved(wire, actions, result)
+        except Exception:
+            logger.exception("sam: edits after an inference could not be sent")
+
+    def _settle(self, wire: str, known: list[dict[str, Any]]) -> None:
+        if known:
+            self._results.update(wire, known, time.time())
+
+
+def _tokens_of(obj: Any) -> list[int] | None:
+    """The prompt's token ids, where upstream's conversion has made them."""
+    tokens = obj.input_ids
+    return tokens if isinstance(tokens, list) and tokens and isinstance(tokens[0], int) else None

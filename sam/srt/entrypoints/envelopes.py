@@ -1,0 +1,116 @@
+"""Shapes on the way from a request to the scheduler and back: envelopes, actions, outcomes.
+
+Owns how they look as plain dicts. Must never keep anything, nor read a clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+from sglang.srt.managers.kv_hints import KvHintAction, decode_kv_hints_envelope
+
+from sam.core.hints import PROTOCOL_VERSION
+from sam.core.validation import HintError
+from sam.srt.managers.bindings import PARALLEL_ACTION
+
+HINT_ACTION = "agent_hint"
+
+
+class CarriedHint(dict):
+    """An `agent_hint` on its way through upstream's conversion of a chat request.
+
+    `body` is the chat request that its ranges index; None where it has none.
+    """
+
+    body: Any = None
+
+
+def envelope_of(message_id: str, actions: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "protocol_version": PROTOCOL_VERSION,
+        "message_id": message_id,
+        "actions": actions,
+    }
+
+
+def sessions_of(actions: Iterable[dict[str, Any]], tenant: str) -> set[tuple[str, str]]:
+    """(tenant, session id) of all actions that name a session."""
+    payloads = [action["payload"] for action in actions]
+    ids = [p.get("session_id") for p in payloads if isinstance(p, dict)]
+    return {(tenant, one) for one in ids if isinstance(one, str)}
+
+
+def is_parallel(sampling_params: object) -> bool:
+    """Whether more than one answer is asked for: upstream runs a warm-up of the prefix first."""
+    items = sampling_params if isinstance(sampling_params, list) else [sampling_params]
+    counts = [item.get("n") for item in items if isinstance(item, dict)]
+    return any(isinstance(n, int) and n > 1 for n in counts)
+
+
+def marked(kv_hints: Any) -> Any:
+    """Tell the scheduler that the envelope comes with several requests, a warm-up first."""
+    if isinstance(kv_hints, list):
+        return [marked(item) for item in kv_hints]
+    if not kv_hints:
+        return kv_hints
+    envelope = decode_kv_hints_envelope(kv_hints)
+    mark = KvHintAction(
+        action_id="", action_type=PARALLEL_ACTION, action_version=PROTOCOL_VERSION, payload={}
+    )
+    return msgspec.structs.replace(envelope, actions=[*envelope.actions, mark])
+
+
+def fitting(obj: Any) -> Any:
+    """The request's `kv_hints`, but nothing for an empty list, and for a list of envelopes
+    on a single request something that is rejected."""
+    hints = obj.kv_hints
+    if not isinstance(hints, list) or not hints:
+        return hints or None
+    ids = obj.input_ids
+    batch = isinstance(obj.text, list) or (bool(ids) and isinstance(ids[0], list))
+    return hints if batch else {"kv_hints": "a list, for a single request"}
+
+
+def outcomes(
+    actions: Iterable[dict[str, Any]], status: str, reason: str = ""
+) -> list[dict[str, Any]]:
+    """The same outcome for each action."""
+    return [
+        {
+            "action_id": action["action_id"],
+            "action_type": action["action_type"],
+            "status": status,
+            "reason": reason,
+        }
+        for action in actions
+    ]
+
+
+def refusal(action: dict[str, Any], error: HintError) -> dict[str, Any]:
+    """The outcome of an action that goes no further."""
+    (outcome,) = outcomes([action], "rejected", error.reason.value)
+    return outcome | {"detail": error.detail}
+
+
+def rejected_hint(reason: str, detail: str) -> dict[str, Any]:
+    """The outcome of a hint that has no actions because it is malformed."""
+    return {
+        "action_id": HINT_ACTION,
+        "action_type": HINT_ACTION,
+        "status": "rejected",
+        "reason": reason,
+        "detail": detail,
+    }
+
+
+def shown(result: Any) -> dict[str, Any]:
+    """A scheduler's result as clients see it."""
+    return {
+        "action_id": result.action_id,
+        "action_type": result.action_type,
+        "status": result.status,
+        "reason": result.reason,
+        **result.detail,
+    }
