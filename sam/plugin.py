@@ -13,7 +13,8 @@ BACKEND = "sam"
 
 
 def register() -> None:
-    """Make `--radix-cache-backend sam` known, and install the CPU shims where they apply."""
+    """Make `--radix-cache-backend sam` and `--sam-*` known, and install the CPU shims where
+    they apply."""
     from sglang.srt.mem_cache.registry import register_radix_cache_backend
     from sglang.srt.mem_cache.unified_cache.tree_core_registry import (
         register_tree_core_backend,
@@ -21,6 +22,7 @@ def register() -> None:
 
     from sam.platform import shims
     from sam.srt import upstream
+    from sam.srt.entrypoints.cli_args import install_options
 
     register_radix_cache_backend(BACKEND, create_cache)
     register_tree_core_backend("sam_python", create_tree_core)
@@ -30,6 +32,7 @@ def register() -> None:
 
         register_kv_hint_ingress(create_ingress)
     shims.install()
+    install_options()
 
 
 def create_cache(ctx: Any) -> Any:
