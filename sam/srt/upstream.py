@@ -20,6 +20,9 @@ PATCH_MARKERS: dict[str, str] = {
     "request-queued-hook": (
         "sglang.srt.mem_cache.base_prefix_cache:BasePrefixCache.on_request_queued"
     ),
+    "evict-frees-once": (
+        "sglang.srt.mem_cache.unified_radix_cache:UnifiedRadixCache._flush_walk_frees"
+    ),
 }
 """Symbol that each patch of `patches/series` adds, as `module:name[.attribute]`."""
 
