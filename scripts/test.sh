@@ -4,16 +4,18 @@
 #   scripts/test.sh            unit, model, patch-tool, contract and e2e tests (CI's set)
 #   scripts/test.sh --fast     no server is started: seconds
 #   scripts/test.sh --full     also the slow extra server configurations
+#   scripts/test.sh --client   tests/client only: the real openJiuwen client (2 GB more, once)
 #   scripts/test.sh ... ARGS   ARGS go to pytest, e.g. -k evict
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-usage() { sed -n '2,7s/^# \{0,1\}//p' "$0"; }
+usage() { sed -n '2,8s/^# \{0,1\}//p' "$0"; }
 
 mode=ci
 case "${1:-}" in
   --fast) mode=fast; shift ;;
   --full) mode=full; shift ;;
+  --client) mode=client; shift ;;
   -h | --help) usage; exit 0 ;;
 esac
 
@@ -27,5 +29,10 @@ case "$mode" in
   fast) selection=(-m "not e2e") ;;
   ci) selection=(-m "not slow") ;;
   full) selection=() ;;
+  client)
+    scripts/setup_client_env.sh
+    export SAM_CLIENT_TESTS=1
+    selection=(tests/client)
+    ;;
 esac
 exec "$python" -m pytest "${selection[@]}" "$@"
