@@ -53,7 +53,7 @@ install_version() {
         say "installation failed; run this again to go on from here"
         exit 1
     }
-    "$venv/bin/python" -c 'import openjiuwen.core.foundation.llm' >/dev/null || {
+    (cd "$venv" && bin/python -c 'import openjiuwen.core.foundation.llm' >/dev/null) || {
         say "openjiuwen $version cannot be imported; remove $venv and run this again"
         exit 1
     }
