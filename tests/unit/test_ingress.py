@@ -306,35 +306,6 @@ def test_a_huge_name_of_an_action_is_not_kept(server, name):
     assert len(str(server.shown(obj))) < 2_000
 
 
-def fill(server, tenant, n):
-    own = envelope("session.evict", session_id="s")
-    taken = [
-        server.ingress.submit_envelope({**own, "message_id": f"m{i}"}, tenant) for i in range(n)
-    ]
-    return [(reply["actions"][0]["status"], reply["actions"][0]["reason"]) for reply in taken]
-
-
-ACCEPTED, OVERLOADED = ("accepted", ""), ("dropped", "overloaded")
-
-
-def test_too_much_at_once_is_dropped_not_queued():
-    server = Server(max_in_flight_actions=20, max_in_flight_actions_per_tenant=20)
-    assert fill(server, "t", 21) == [ACCEPTED] * 20 + [OVERLOADED]
-    assert len(server.sent) == 20
-    server.ingress.on_results(server.sent[0].message_id, [])
-    own = envelope("session.evict", session_id="s", message_id="later")
-    again = server.ingress.submit_envelope(own, "t")
-    assert again["actions"][0]["status"] == "accepted"
-
-
-def test_one_client_cannot_drop_the_hints_of_another():
-    server = Server(max_in_flight_actions=20)
-    assert fill(server, "key-a/ns-1", 8) == [ACCEPTED] * 8
-    assert fill(server, "key-a/ns-2", 4) == [ACCEPTED] * 2 + [OVERLOADED] * 2
-    assert fill(server, "key-b", 9) == [ACCEPTED] * 9
-    assert fill(server, "anonymous/ns-1", 2) == [ACCEPTED, OVERLOADED]
-
-
 def test_equal_message_ids_of_two_tenants_do_not_meet(server):
     own = envelope("session.bind", session_id="s", message_id="same")
     objs = [GenerateReqInput(text="x", kv_hints=dict(own)) for _ in range(2)]
@@ -424,11 +395,3 @@ def test_query_waits_for_the_scheduler_and_gives_up(server):
 
     asyncio.run(ask())
     assert not server.ingress._queries
-
-
-def test_memory_is_bounded(server):
-    server = Server(max_hint_results=50)
-    hint = {"session_id": "s", "context_management": MANAGE_EVICT}
-    for i in range(200):
-        server.openai(chat(hint | {"session_id": f"s{i}"}, messages=[]), caller())
-    assert len(server.ingress.results) == 50 and len(server.sent) == 200

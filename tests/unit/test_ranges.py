@@ -176,6 +176,12 @@ def test_a_template_that_rewrites_history_is_never_guessed(seed):
         assert case.reason("messages", start, None) == "unresolvable_range"
 
 
+@pytest.mark.parametrize("start", range(3))
+def test_rewritten_history_is_seen_in_short_conversations_too(start):
+    case = Case("countdown", [{"role": "user", "content": text} for text in "abc"])
+    assert case.reason("messages", start, None) == "unresolvable_range"
+
+
 def test_a_template_that_does_not_render_tools_has_nothing_to_drop():
     case = Case("gemma", [{"role": "user", "content": "q"}], [tool("a")])
     assert case.reason("tools", 0, None) == "empty_range"
