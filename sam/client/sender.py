@@ -24,6 +24,7 @@ logger = logging.getLogger("sam.client")
 FAILURES_BEFORE_PAUSE = 3
 PAUSE_S = 60.0
 MAX_WAITING = 512
+IDLE_THREAD_S = 30.0
 _EXIT_WAIT_S = 2.0
 
 
@@ -116,7 +117,7 @@ class Sender:
 
 
 class ThreadSender(Sender):
-    """One daemon thread, started with the first request; what waits at exit gets two seconds."""
+    """One daemon thread while there is something to send; what waits at exit gets two seconds."""
 
     def __init__(self, create: Any, on_reply: Any = None) -> None:
         super().__init__(create, on_reply)
@@ -158,8 +159,7 @@ class ThreadSender(Sender):
         return None
 
     def _run(self) -> None:
-        while True:
-            job = self._next()
+        while (job := self._next()) is not None:
             try:
                 if self._may_send(job):
                     self._answered(job, self._create(**job.kwargs))
@@ -170,11 +170,15 @@ class ThreadSender(Sender):
                     self._n_under_way -= 1
                     self._changed.notify_all()
 
-    def _next(self) -> Job:
+    def _next(self) -> Job | None:
+        """The next job when it is due; None, and the thread is over, if none came for a while."""
         with self._changed:
             while not self._waiting or self._waiting[0].when > time.monotonic():
-                until = self._waiting[0].when - time.monotonic() if self._waiting else None
-                self._changed.wait(until)
+                if self._waiting:
+                    self._changed.wait(self._waiting[0].when - time.monotonic())
+                elif not self._changed.wait(IDLE_THREAD_S) and not self._waiting:
+                    self._thread = None
+                    return None
             self._n_under_way += 1
             return heapq.heappop(self._waiting)
 

@@ -31,6 +31,9 @@ class Endpoint(ThreadingHTTPServer):
         self.status = 200
         self.delay_s = 0.0
 
+    def handle_error(self, request, client_address):
+        """A client that did not wait for its answer is no error here."""
+
     @property
     def url(self):
         return f"http://127.0.0.1:{self.server_address[1]}/v1"

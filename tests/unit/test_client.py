@@ -231,6 +231,18 @@ def test_replies_can_be_seen(server, client):
     assert [(s, r.choices[0].message.content) for s, r in seen] == [("s", "hello")]
 
 
+def test_the_thread_goes_when_it_has_nothing_to_send(server, client, monkeypatch):
+    monkeypatch.setattr("sam.client.sender.IDLE_THREAD_S", 0.05)
+    sam, others = sessions(client), set(threading.enumerate())
+    for n_sent in (1, 2):
+        sam.session("s").offload()
+        assert sam.flush() and len(server.bodies) == n_sent
+        deadline = time.monotonic() + 10
+        while "sam-client" in {t.name for t in threading.enumerate() if t not in others}:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
 def test_the_last_hint_leaves_before_the_program_does(server):
     program = f"""
 from openai import OpenAI
