@@ -2,10 +2,13 @@
 
 Owns: the workload, the interleaving of the arms and the figures. Must never compare arms of
 two runs: all four do the same calls in turns of one process. The cores are driven by SGLang's
-own `UnifiedRadixCache`; only the allocator is a stub, so that its cost is not in the figures.
+`UnifiedRadixCache`, or sam's subclass of it; only the allocator is a stub, so that its cost
+is not in the figures.
 
 sam's arms carry sessions: one per path up to 10,000, each tagged as a live server would.
-Mean of match and insert, median of evict (500 tokens), the longest single call of all.
+Mean of match and insert, median of evict (500 tokens), the longest single call of these;
+mean of a whole request under pressure (match, lock, evict what it needs, insert, tag, unlock),
+what a session costs included.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ import torch
 ARMS = {"rust": "rust", "python": "python", "sam": "sam_rust", "sam_python": "sam_python"}
 EVICT_TOKENS = 500
 MAX_SESSIONS = 10_000
+COLUMNS = ("match_us", "insert_us", "evict_us", "request_us")
 
 
 class _StubAllocator:
@@ -50,6 +54,7 @@ class Times:
     match: list[float] = field(default_factory=list)
     insert: list[float] = field(default_factory=list)
     evict: list[float] = field(default_factory=list)
+    request: list[float] = field(default_factory=list)
 
     def figures(self) -> dict[str, float]:
         longest = max(max(kind, default=0.0) for kind in (self.match, self.insert, self.evict))
@@ -57,6 +62,7 @@ class Times:
             "match_us": round(fmean(self.match) * 1e6, 2),
             "insert_us": round(fmean(self.insert) * 1e6, 2),
             "evict_us": round(median(self.evict) * 1e6, 2),
+            "request_us": round(fmean(self.request) * 1e6, 2),
             "worst_ms": round(longest * 1e3, 3),
         }
 
@@ -69,20 +75,23 @@ class Arm:
         from sglang.srt.mem_cache.unified_cache.components import ComponentType
         from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
+        from sam.srt.mem_cache.cache import SessionRadixCache
+
         self.name = name
         self.times = Times()
         self.paths: deque[array] = deque()
-        self.cache = UnifiedRadixCache(
-            CacheInitParams(
-                disable=False,
-                req_to_token_pool=None,
-                token_to_kv_pool_allocator=_StubAllocator(),
-                page_size=1,
-                tree_components=(ComponentType.FULL,),
-                tree_core_backend=ARMS[name],
-            )
+        params = CacheInitParams(
+            disable=False,
+            req_to_token_pool=None,
+            token_to_kv_pool_allocator=_StubAllocator(),
+            page_size=1,
+            tree_components=(ComponentType.FULL,),
+            tree_core_backend=ARMS[name],
         )
+        sams = ARMS[name].startswith("sam")
+        self.cache = SessionRadixCache(params) if sams else UnifiedRadixCache(params)
         self.n_sessions = 0
+        self._tracker = self.cache.hints.retention if sams else None
 
     def insert(self, ids: array, values: torch.Tensor, *, timed: bool = True) -> None:
         from sglang.srt.mem_cache.base_prefix_cache import InsertParams
@@ -93,7 +102,9 @@ class Arm:
         if timed:
             self.times.insert.append(perf_counter() - start)
         self.paths.append(ids)
-        self._tag(result.last_device_node)
+        session = self._start_session()
+        self._tag(session, result.last_device_node)
+        self._end_session(session)
 
     def match(self, ids: array) -> None:
         from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
@@ -111,18 +122,50 @@ class Arm:
         if timed:
             self.times.evict.append(perf_counter() - start)
 
-    def _tag(self, node_id: int) -> None:
-        tags = getattr(self.cache.tree_core, "tags", None)
-        if tags is None:
-            return
-        from sam.core.retention import RetentionClass
+    def request(self, ids: array, values: torch.Tensor) -> None:
+        """One request from match to release, with the eviction of what it brings in."""
+        from sglang.srt.mem_cache.base_prefix_cache import (
+            EvictParams,
+            InsertParams,
+            MatchPrefixParams,
+        )
+
+        cache, key = self.cache, _key(ids)
+        start = perf_counter()
+        session = self._start_session()
+        found = cache.match_prefix(MatchPrefixParams(key=key))
+        lock = cache.inc_lock_ref(found.last_device_node)
+        cache.evict(EvictParams(num_tokens=len(ids) - found.device_prefix_len))
+        node_id = cache.insert(InsertParams(key=key, value=values[: len(ids)])).last_device_node
+        own_lock = cache.inc_lock_ref(node_id)
+        cache.dec_lock_ref(found.last_device_node, lock.to_dec_params())
+        self._tag(session, node_id)
+        cache.dec_lock_ref(node_id, own_lock.to_dec_params())
+        self._end_session(session)
+        self.times.request.append(perf_counter() - start)
+        self.paths.append(ids)
+
+    def _start_session(self) -> Any:
+        """As the hint manager does when a request is queued; None on a stock core."""
+        if self._tracker is None:
+            return None
         from sam.core.sessions import SessionKey, SessionRef
 
         self.n_sessions += 1
-        name = f"s{self.n_sessions % MAX_SESSIONS}"
-        cls = RetentionClass.RESUMING if self.n_sessions % 50 == 0 else RetentionClass.PLAIN
-        node = self.cache.tree_core.find_node(node_id)
-        tags.set_branch(SessionRef(SessionKey("t", name), 1), node, cls)
+        session = SessionRef(SessionKey("t", f"s{self.n_sessions % MAX_SESSIONS}"), 1)
+        self.cache.tree_core.tell_time(self.n_sessions * 0.05)
+        self._tracker.queued(session.key, self.n_sessions * 0.05)
+        return session
+
+    def _tag(self, session: Any, node_id: int) -> None:
+        if session is not None:
+            core = self.cache.tree_core
+            core.tags.set_branch(session, core.find_node(node_id))
+
+    def _end_session(self, session: Any) -> None:
+        """One in fifty stays queued."""
+        if session is not None and self.n_sessions % 50:
+            self._tracker.idle(session.key, self.n_sessions * 0.05, "tool")
 
 
 def _key(ids: array) -> Any:
@@ -179,6 +222,9 @@ def one_round(arm: Arm, shape: Shape, values: torch.Tensor, seed: int, n_evicts:
         arm.insert(shape.path(rng, head), values)
         if i % (60 // n_evicts) == 0:
             arm.evict()
+    for _ in range(60):
+        head = arm.paths[rng.randrange(len(arm.paths))] if shape.grow else None
+        arm.request(shape.path(rng, head), values)
     while len(arm.paths) > shape.n:
         arm.paths.popleft()
 
@@ -205,9 +251,9 @@ def report(result: dict[str, Any]) -> str:
     ):
         if cores is None:
             continue
-        lines.append(f"{title:32}  match us  insert us   evict us   worst ms")
+        lines.append(f"{title:32}  match us  insert us   evict us request us   worst ms")
         for name, row in cores.items():
-            figures = "  ".join(f"{row[k]:9.1f}" for k in ("match_us", "insert_us", "evict_us"))
+            figures = "  ".join(f"{row[k]:9.1f}" for k in COLUMNS)
             lines.append(f"  {name:30}{figures}  {row['worst_ms']:9.2f}")
     return "\n".join(lines)
 

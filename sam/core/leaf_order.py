@@ -6,8 +6,8 @@ before it names a victim, and is told of changes. Policies are subclasses:
 `sam.core.next_use`, `sam.core.policies`; with leaves of its own, `sam.core.order`.
 
 How laziness stays exact: a leaf's place may promise an *earlier* turn than its true key,
-never a later one. What only postpones a leaf (an access, one more user) costs nothing
-when it happens; the leaf is put right when it reaches the head. What hastens it is
+never a later one. What only postpones a leaf (an access, one more user) need not be told and
+costs nothing; the leaf is put right when it reaches the head. What hastens it is
 entered at once. A leaf that the engine locks stays queued; it falls out when its turn
 comes, and is to be offered again when it is unlocked.
 """
@@ -120,8 +120,8 @@ class LeafOrder(ABC):
         """Queue the node, or move it to where it belongs by now, if it is a leaf."""
 
     @abstractmethod
-    def touched(self, node: Any) -> None:
-        """The node has the newest access of all; nothing else of it changed."""
+    def offer_new(self, node_id: int, when: Any) -> None:
+        """A new leaf, unowned, with the newest access of all: `offer` without questions."""
 
     @abstractmethod
     def discard(self, node_id: int) -> None:

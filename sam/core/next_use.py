@@ -62,11 +62,11 @@ class _IdleBand:
     def farthest(self, now_s: float) -> tuple[float, Any]:
         """(use in seconds, entry) of the leaf to go first, -inf if there is none."""
         best = _NOTHING
-        if (head := self.unhinted.head()) is not None:
+        if self.unhinted.entries and (head := self.unhinted.head()) is not None:
             best = (now_s - head[0], head)
-        if (head := self.pending.head()) is not None:
+        if self.pending.entries and (head := self.pending.head()) is not None:
             best = _farther(best, (-head[0] - now_s + 1.0, head))
-        if (head := self.late.head()) is not None:
+        if self.late.entries and (head := self.late.head()) is not None:
             best = _farther(best, ((now_s - head[0]) / 2.0 + 1.0, head))
         return best
 
@@ -131,14 +131,8 @@ class NextUseLeaves(LeafOrder):
             self._file(node, filed.user)
         self._owned.put(node_id, when)
 
-    def touched(self, node: Any) -> None:
-        node_id = node.id
-        if node_id in self._plain.at:
-            self._plain.renew(node_id, self.view.when_of(node))
-        elif node_id in self._filed:
-            self._owned.renew(node_id, self.view.when_of(node))
-        else:
-            self.offer(node)
+    def offer_new(self, node_id: int, when: Any) -> None:
+        self._plain.put(node_id, when)
 
     def discard(self, node_id: int) -> None:
         if node_id in self._filed:
@@ -209,10 +203,13 @@ class NextUseLeaves(LeafOrder):
                 self._file(node, user)
 
     def _user_changed(self, user: User) -> None:
-        self._refile_all(user)
+        if user.filed:
+            self._refile_all(user)
         standing = user.standing
-        if standing.hint_s is None or self.now_s >= standing.late_at_s:
-            return
+        if standing.hint_s is not None and self.now_s < standing.late_at_s:
+            self._set_timer(user, standing)
+
+    def _set_timer(self, user: User, standing: Standing) -> None:
         self._n_timers_made += 1
         heappush(self._timers, (standing.late_at_s, self._n_timers_made, user, standing))
         if len(self._timers) > 2 * len(self._users) + _MIN_TIMERS_BEFORE_COMPACTION:
@@ -221,8 +218,9 @@ class NextUseLeaves(LeafOrder):
 
     def _advance(self, now_s: float) -> None:
         """Move time on; leaves of sessions that became late change shelves."""
-        if now_s > self.now_s:
-            self.now_s = now_s
+        if now_s <= self.now_s:
+            return
+        self.now_s = now_s
         while self._timers and self._timers[0][0] <= self.now_s:
             _, _, user, standing = heappop(self._timers)
             if user.standing is standing:
@@ -238,13 +236,19 @@ class NextUseLeaves(LeafOrder):
             if node is None or not view.is_leaf(node):
                 self.discard(entry[2])
             elif self._is_settled(node, entry):
-                return node if self.use_lru else self._drained_first(node)
+                if self._drained is None or view.leaves_of is None or self.use_lru:
+                    return node
+                return self._drained_first(node)
         return None
 
     def take(self, node: Any) -> None:
         filed = self._filed.get(node.id)
-        self._drained = None if filed is None or self.use_lru else filed.user
-        self.discard(node.id)
+        if filed is None:
+            self._drained = None
+            self._plain.discard(node.id)
+        else:
+            self._drained = None if self.use_lru else filed.user
+            self._unfile(node.id)
 
     def _front(self, even_running: bool) -> Entry | None:
         """The entry whose turn it is, right or too early."""
@@ -253,10 +257,10 @@ class NextUseLeaves(LeafOrder):
             return None if head is None else (0.0, *head)
         if self.use_lru:
             return self._least_recent()
-        if self.trust_ends and (entry := self._ended.head()) is not None:
-            return entry
-        if (entry := self._superseded.head()) is not None:
-            return entry
+        if self._ended.entries and self.trust_ends:
+            return self._ended.head()
+        if self._superseded.entries:
+            return self._superseded.head()
         best = self._offloaded.farthest(self.now_s)
         if best is _NOTHING:
             best = self._idle.farthest(self.now_s)
@@ -265,8 +269,8 @@ class NextUseLeaves(LeafOrder):
                 best = _farther(best, (use_in_s, (0.0, *head)))
         if best is not _NOTHING:
             return best[1]
-        if (entry := self._queued.head()) is not None:
-            return entry
+        if self._queued.entries:
+            return self._queued.head()
         return self._running.head() if even_running else None
 
     def _least_recent(self) -> Entry | None:
@@ -310,8 +314,6 @@ class NextUseLeaves(LeafOrder):
     def _drained_first(self, node: Any) -> Any:
         """`node`, or an equal of the session that the last victim came from."""
         view, drained = self.view, self._drained
-        if view.leaves_of is None or drained is None:
-            return node
         if self._users.get(drained.name) is not drained:
             return node
         filed = self._filed.get(node.id)

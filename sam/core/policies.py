@@ -34,11 +34,8 @@ class LruLeaves(LeafOrder):
         if self.view.is_leaf(node):
             self._list.put(node.id, self.view.when_of(node))
 
-    def touched(self, node: Any) -> None:
-        if node.id in self._list.at:
-            self._list.renew(node.id, self.view.when_of(node))
-        else:
-            self.offer(node)
+    def offer_new(self, node_id: int, when: Any) -> None:
+        self._list.put(node_id, when)
 
     def discard(self, node_id: int) -> None:
         self._list.discard(node_id)
@@ -92,9 +89,8 @@ class SessionRefLeaves(LeafOrder):
         if self._shelf.get(node.id) != entry:
             self._shelf.put(entry)
 
-    def touched(self, node: Any) -> None:
-        if node.id not in self._shelf:
-            self.offer(node)
+    def offer_new(self, node_id: int, when: Any) -> None:
+        self._shelf.put((0.0, when, node_id))
 
     def discard(self, node_id: int) -> None:
         self._shelf.discard(node_id)

@@ -52,14 +52,6 @@ class RecencyList:
             if len(self._heap) > _SLACK and len(self._heap) > 2 * len(self.at):
                 self._trim()
 
-    def renew(self, node_id: int, when: Any) -> None:
-        """A node on the list has the newest `when` of all."""
-        self.at[node_id] = when
-        run = self._run
-        run[node_id] = when
-        run.move_to_end(node_id)
-        self._newest = when
-
     def discard(self, node_id: int) -> None:
         """Take a node off, if it is there."""
         if self.at.pop(node_id, None) is not None:

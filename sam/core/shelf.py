@@ -17,37 +17,40 @@ _MIN_DEAD = 64
 
 
 class Shelf:
-    """Nodes by entry. A node is on the shelf at most once: its newest entry counts."""
+    """Nodes by entry. A node is on the shelf at most once: its newest entry counts.
 
-    __slots__ = ("_entries", "_heap")
+    `entries` maps each node id on the shelf to its entry; read-only for others.
+    """
+
+    __slots__ = ("_heap", "entries")
 
     def __init__(self) -> None:
-        self._entries: dict[int, Entry] = {}
+        self.entries: dict[int, Entry] = {}
         self._heap: list[Entry] = []
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self.entries)
 
     def __contains__(self, node_id: int) -> bool:
-        return node_id in self._entries
+        return node_id in self.entries
 
     def put(self, entry: Entry) -> None:
         """Add the node that the entry names, or move it there."""
-        self._entries[entry[2]] = entry
+        self.entries[entry[2]] = entry
         heap = self._heap
         heappush(heap, entry)
-        if len(heap) > 2 * len(self._entries) + _MIN_DEAD:
+        if len(heap) > 2 * len(self.entries) + _MIN_DEAD:
             self._compact()
 
     def discard(self, node_id: int) -> None:
         """Take a node off, if it is there."""
-        self._entries.pop(node_id, None)
-        if not self._entries:
+        self.entries.pop(node_id, None)
+        if not self.entries:
             self._heap.clear()
 
     def head(self) -> Entry | None:
         """The smallest entry, or None."""
-        heap, entries = self._heap, self._entries
+        heap, entries = self._heap, self.entries
         while heap:
             entry = heap[0]
             if entries.get(entry[2]) is entry:
@@ -56,8 +59,8 @@ class Shelf:
         return None
 
     def get(self, node_id: int) -> Entry | None:
-        return self._entries.get(node_id)
+        return self.entries.get(node_id)
 
     def _compact(self) -> None:
-        self._heap = list(self._entries.values())
+        self._heap = list(self.entries.values())
         heapify(self._heap)

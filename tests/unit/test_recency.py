@@ -20,9 +20,6 @@ def test_the_head_is_the_one_a_sort_names(seed):
         elif op < 0.5:
             naive[node_id] = rng.randrange(clock + 1)
             recency.put(node_id, naive[node_id])
-        elif op < 0.7 and node_id in naive:
-            naive[node_id] = clock
-            recency.renew(node_id, clock)
         elif op < 0.85:
             naive.pop(node_id, None)
             recency.discard(node_id)

@@ -105,6 +105,12 @@ class SessionRadixCache(UnifiedRadixCache):
         self._own_load = None
         return index
 
+    def _evict(self, params: Any, available_size_targets: Any = None, **kwargs: Any) -> Any:
+        """A target cannot be reached before as many tokens are free as are asked for."""
+        stops_early = kwargs.get("allocation_reclaim_satisfied") is not None
+        self.tree_core.free_at_once = 0 if stops_early else params.num_tokens
+        return super()._evict(params, available_size_targets, **kwargs)
+
     def sanity_check(self) -> None:
         super().sanity_check()
         self.tree_core.check_tags()

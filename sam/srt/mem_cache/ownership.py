@@ -147,8 +147,14 @@ class OwnershipTags:
 
         `ended`: this life is over already, its last request still computed it.
         """
-        branches = self._branches.setdefault(ref, Branches())
-        former, user = branches.current, ref if ended else ref.key
+        branches = self._branches.get(ref)
+        user = ref if ended else ref.key
+        if branches is None:
+            if leaf.parent is not None:
+                self._branches[ref] = branches = Branches()
+                branches.current = self._add(Tag(ref, leaf, user))
+            return
+        former = branches.current
         if former is not None and former.user == user:
             if former.anchor is leaf or self._extend(branches, former, leaf):
                 return
@@ -204,7 +210,7 @@ class OwnershipTags:
         """A leaf is about to go: branches that ended there end at its parent."""
         if self._released:
             self._unmark_released(node, quiet=True)
-        if self._users.pop(node.id, None) is None:
+        if self._users.pop(node.id, None) is None or node.id not in self._anchored:
             return
         parent = node.parent
         for tag in self._anchored.pop(node.id, ()):

@@ -19,6 +19,7 @@ from sglang.srt.mem_cache.unified_cache.unified_tree_core_interface import (
     DemoteResult,
     DriveHostEvictionResult,
     EvictDeviceNextNodeResult,
+    TreePathNodeInfo,
 )
 
 from sam.srt.mem_cache.shadow_follow import FollowedTreeCore, Mismatch
@@ -49,10 +50,11 @@ def create_shadow_core(params: Any, components: dict[Any, Any]) -> Any:
 class _Walk:
     """One device eviction in our order. `given`: victims that the controller got."""
 
-    __slots__ = ("given", "request")
+    __slots__ = ("given", "is_write_back", "request")
 
-    def __init__(self, request: int) -> None:
+    def __init__(self, request: int, is_write_back: bool) -> None:
         self.request = request
+        self.is_write_back = is_write_back
         self.given: list[ShadowNode] = []
 
 
@@ -74,39 +76,66 @@ def absorb(into: BaseEvictionResult, part: BaseEvictionResult) -> None:
 class ShadowTreeCore(FollowedTreeCore):
     """Offers what `SessionTreeCore` offers; its nodes are `ShadowNode`s."""
 
+    free_at_once = 0
+    """Device tokens that one step of a walk may free before the controller looks at its
+    target again; it sets this to what no target can be reached without."""
+
     _walk: _Walk | None = None
 
     # -- device eviction ----------------------------------------------------------
 
     def evict_device_start(self, component_type: Any, request_cnt: int) -> None:
         if self.ordering:
-            self._walk = _Walk(request_cnt)
+            self._walk = _Walk(request_cnt, self.is_write_back)
         else:
             super().evict_device_start(component_type, request_cnt)
 
     def evict_device_next_node(self, component_type: Any, tracker: Any) -> Any:
-        if self._walk is None:
+        walk = self._walk
+        if walk is None:
             return super().evict_device_next_node(component_type, tracker)
-        node_id, attempts = None, 0
+        step, evicted_tokens, attempts = EvictDeviceNextNodeResult(), 0, 0
+        before_tokens = tracker.get(component_type, 0)
         while self.ordering and attempts < 3:
             try:
-                node_id = self._next_victim(self._walk, tracker.get(component_type, 0))
-                break
+                node = self._next_victim(walk, before_tokens + evicted_tokens)
             except Exception as error:
                 attempts += 1
                 self._mismatch(error)
-        if self.ordering and attempts < 3:
-            return EvictDeviceNextNodeResult(node_id=node_id, made_progress=node_id is not None)
-        request, self._walk = self._walk.request, None
-        super().evict_device_start(component_type, request)
+                continue
+            if node is None or self._give(node, step, walk.is_write_back):
+                return step
+            evicted_tokens = step.tracker[component_type]
+            if before_tokens + evicted_tokens >= self.free_at_once:
+                return step
+        if step.made_progress:
+            return step
+        self._walk = None
+        super().evict_device_start(component_type, walk.request)
         return super().evict_device_next_node(component_type, tracker)
+
+    def _give(
+        self, node: ShadowNode, step: EvictDeviceNextNodeResult, is_write_back: bool
+    ) -> bool:
+        """Evict the victim, as the core may; True if the controller has to, because it
+        must be written back first."""
+        step.made_progress = True
+        if is_write_back and not node.backuped:
+            step.node_id = node.id
+            return True
+        part = super().evict_device_leaf(node.id, is_write_back)
+        self._follow(self._saw_device_leaf_go, node.id)
+        step.unbacked_tokens += part.unbacked_tokens
+        absorb(step, part)
+        return False
 
     def evict_device_end(self, component_type: Any) -> None:
         walk, self._walk = self._walk, None
         if walk is None:
             super().evict_device_end(component_type)
             return
-        self._follow(self._put_back, walk)
+        if walk.given:
+            self._follow(self._put_back, walk)
 
     def evict_device_leaf(self, node_id: int, is_write_back: bool) -> Any:
         result = super().evict_device_leaf(node_id, is_write_back)
@@ -132,7 +161,7 @@ class ShadowTreeCore(FollowedTreeCore):
         self._follow(self._saw_subtree, node_id, below, result.is_dropped)
         return result
 
-    def _next_victim(self, walk: _Walk, evicted_tokens: int) -> int | None:
+    def _next_victim(self, walk: _Walk, evicted_tokens: int) -> ShadowNode | None:
         if evicted_tokens >= walk.request:
             return None
         node = self.shadow.device_leaves.pop(self.orders.now_s)
@@ -143,7 +172,7 @@ class ShadowTreeCore(FollowedTreeCore):
         walk.given.append(node)
         if not self._may_leave_device(node):
             raise Mismatch(f"node {node.id} is no evictable device leaf")
-        return node.id
+        return node
 
     def _put_back(self, walk: _Walk) -> None:
         """Victims that stayed, because their backup failed, are leaves as before."""
@@ -240,18 +269,16 @@ class ShadowTreeCore(FollowedTreeCore):
         """Whether the core, too, takes the node for an unlocked leaf on device."""
         if node.parent is None:
             return False
+        core, node_id, children = self._binding, node.id, node.children
         try:
-            info = self.collect_path_info([node.id])[0][-1]
+            info = TreePathNodeInfo(*core.collect_path_info([node_id])[0][-1])
             return (
-                info.num_children == len(node.children)
+                info.num_children == len(children)
                 and info.full_value_len == node.n_tokens
                 and info.parent_id == node.parent.id
-                and self.is_backuped(node.id) == node.backuped
-                and is_unlocked(self, node.id, info.full_value_len)
-                and (
-                    not node.children
-                    or all(self.is_full_device_evicted(child_id) for child_id in node.children)
-                )
+                and core.node_backuped(node_id) == node.backuped
+                and is_unlocked(core, node_id, info.full_value_len)
+                and (not children or all(map(core.is_full_device_evicted, children)))
             )
         except KeyError:
             return False

@@ -158,7 +158,11 @@ class FollowedTreeCore(RustUnifiedTreeCore):
                 if result.cache_actions:
                     self._take_splits(result.cache_actions, result.full_kv_hit_length)
                 shadow = self.shadow
-                shadow.touch(shadow.nodes[result.best_match_node])
+                node = shadow.nodes[result.best_match_node]
+                if node.device:
+                    shadow.clock = node.lat = node.thru = shadow.clock + 1
+                else:
+                    shadow.touch(node)
             except Exception as error:
                 self._mismatch(error)
         return result
@@ -212,7 +216,7 @@ class FollowedTreeCore(RustUnifiedTreeCore):
         n_tokens = self._insert_tokens - result.prefix_len
         parent = self.shadow.root
         if result.prefix_len:
-            state = super().validate_buffer_backup(result.last_device_node, n_tokens)
+            state = self._binding.validate_buffer_backup(result.last_device_node, n_tokens)
             if state is None:
                 raise Mismatch(f"new leaf {result.last_device_node} has not {n_tokens} tokens")
             parent = nodes[state.parent_node_id]

@@ -114,12 +114,12 @@ class ShadowTree:
         self.clock = node.lat = self.clock + 1
         if host:
             node.backuped = True
-            self.host_leaves.offer(node)
+            self.host_leaves.offer_new(node_id, node.lat)
         else:
             node.device = True
             node.thru = node.lat
             parent.n_device += 1
-            self.device_leaves.offer(node)
+            self.device_leaves.offer_new(node_id, node.lat)
         return node
 
     def split(self, upper_id: int, lower: ShadowNode, end: int, *, on_path: bool) -> ShadowNode:
@@ -212,14 +212,9 @@ class ShadowTree:
         """A walk from the root ended here."""
         self.clock = now = self.clock + 1
         node.lat = node.thru = now
-        if not node.device:
-            if not node.children:
-                self.host_leaves.touched(node)
-            while not node.device:
-                node = node.parent
-                node.lat = node.thru = now
-        if not node.n_device:
-            self.device_leaves.touched(node)
+        while not node.device:
+            node = node.parent
+            node.lat = node.thru = now
 
     @staticmethod
     def _hand_up(node: ShadowNode) -> None:

@@ -40,7 +40,8 @@ class SessionTreeCore(UnifiedTreeCore):
     """Source: `sglang.srt.mem_cache.unified_cache.unified_tree_core.UnifiedTreeCore`."""
 
     n_mismatches = 0
-    """It is the tree itself: nothing can disagree. See `ShadowTreeCore`."""
+    free_at_once = 0
+    """It is the tree itself: nothing can disagree, one victim a step. See `ShadowTreeCore`."""
 
     def __init__(self, params: CacheInitParams, components: dict[Any, Any]) -> None:
         self.tags = OwnershipTags()
