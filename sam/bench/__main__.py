@@ -11,6 +11,8 @@ from importlib import import_module
 BENCHMARKS = {
     "tree": "what the tree cores cost: match, insert, evict",
     "overhead": "scheduler time per request on live servers, sam against stock",
+    "hints": "latency of management requests on a server with a full batch",
+    "soak": "random hints at full load, then the books are checked",
 }
 USAGE = "usage: python -m sam.bench NAME [--help] [options]\n" + "\n".join(
     f"  {name:10}{about}" for name, about in BENCHMARKS.items()
