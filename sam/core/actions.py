@@ -85,8 +85,8 @@ class SessionAction(msgspec.Struct, frozen=True, kw_only=True):
     """One decoded action. [start, end) counts items of `target`; `time_s` is message time.
 
     A range that came as messages or tools has target `tokens` and `source` says what it was:
-    `token_ids` are the window's tokens before `end`, or before `start` where the end is open,
-    as little-endian int32; `cache_salt` and `extra_key` are those of its radix key.
+    `token_ids` are all of the window's tokens, as little-endian int32; `cache_salt` and
+    `extra_key` are those of its radix key.
     """
 
     kind: ActionKind

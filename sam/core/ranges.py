@@ -52,7 +52,7 @@ class Window(Protocol):
 class TokenSpan(msgspec.Struct, frozen=True, kw_only=True):
     """[start, end) in tokens of the full window; None: to the end of the branch.
 
-    `token_ids`: the window before `end`, or before `start`, as little-endian int32.
+    `token_ids`: the whole window, as little-endian int32: pages reach beyond a boundary.
     """
 
     start: int
@@ -99,6 +99,7 @@ class RangeResolver:
         self._window = window
         self._n = {"messages": n_messages, "tools": n_tools}
         self._full: Sequence[int] | None = None
+        self._token_ids: bytes | None = None
         self._starts: dict[tuple[str, int], int] = {}
 
     @property
@@ -117,15 +118,16 @@ class RangeResolver:
         first, last = clamp_range(start, end, self._n[target])
         lower = self._boundary(target, first)
         if target == "tools" or last == self._n[target]:
-            return TokenSpan(
-                start=lower, end=None, token_ids=pack_tokens(self._rendered()[:lower])
-            )
+            return TokenSpan(start=lower, end=None, token_ids=self._packed())
         upper = self._boundary(target, last)
         if upper <= lower:
             raise _unresolvable(f"messages {first} and {last} start at the same token")
-        return TokenSpan(
-            start=lower, end=upper, token_ids=pack_tokens(self._rendered()[:upper])
-        )
+        return TokenSpan(start=lower, end=upper, token_ids=self._packed())
+
+    def _packed(self) -> bytes:
+        if self._token_ids is None:
+            self._token_ids = pack_tokens(self._rendered())
+        return self._token_ids
 
     def _rendered(self) -> Sequence[int]:
         if self._full is None:

@@ -180,7 +180,8 @@ def check_choice(
 
 
 def check_tokens(value: object, n_tokens: int, limits: HintLimits, where: str) -> bytes | None:
-    """Return None or `n_tokens` token ids as little-endian int32 bytes, or raise HintError."""
+    """Return None or at least `n_tokens` token ids as little-endian int32 bytes, or raise
+    HintError."""
     if value is None:
         return None
     if not isinstance(value, bytes) or len(value) % TOKEN_BYTES:
@@ -188,6 +189,6 @@ def check_tokens(value: object, n_tokens: int, limits: HintLimits, where: str) -
             HintReason.BAD_TOKENS, f"{where}: expected int32 bytes, got {shape_of(value)}"
         )
     found = len(value) // TOKEN_BYTES
-    if found > limits.max_index or found != n_tokens:
-        raise HintError(HintReason.BAD_TOKENS, f"{where}: {found} tokens, expected {n_tokens}")
+    if not n_tokens <= found <= limits.max_index:
+        raise HintError(HintReason.BAD_TOKENS, f"{where}: {found} tokens, expected at least {n_tokens}")
     return value

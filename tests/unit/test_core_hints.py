@@ -509,7 +509,6 @@ def test_a_token_range_names_its_window():
         {"start": 1, "end": 3, "token_ids": b"\x01\x00\x00\x00"},
         {"start": 1, "token_ids": "\x01\x00\x00\x00"},
         {"start": 1, "token_ids": [1]},
-        {"token_ids": b"\x01\x00\x00\x00"},
         {"start": 1, "source": "disk"},
         {"start": 1, "cache_salt": 5},
         {"start": 1, "extra_key": "x" * 65_537},

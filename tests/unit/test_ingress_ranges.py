@@ -205,7 +205,7 @@ def test_the_namespace_of_the_radix_key_travels_with_the_span():
     server.openai(request, caller())
     (evict,) = actions_of(server.sent[0])
     assert (evict.cache_salt, evict.extra_key) == ("salt", "key")
-    assert len(evict.token_ids) == 4 * evict.start
+    assert len(evict.token_ids) > 4 * evict.start
 
 
 # -- inference, then edits -------------------------------------------------------
@@ -242,7 +242,7 @@ def test_edits_of_ranges_follow_their_inference(ending):
         assert server.sent[0].message_id == obj.kv_hints.message_id
         evict = actions_of(server.sent[0])[0]
         ids = memoryview(evict.token_ids).cast("i").tolist()
-        assert obj.input_ids[: evict.start] == ids and evict.end is None
+        assert obj.input_ids == ids and evict.end is None
         assert not server.ingress.dispatch._ends._ends
 
     asyncio.run(run())

@@ -108,8 +108,7 @@ class Case:
 
 def check_span(case, span, start, end):
     full = case.full
-    stop = span.end if span.end is not None else span.start
-    assert struct.unpack(f"<{stop}i", span.token_ids) == tuple(full[:stop])
+    assert struct.unpack(f"<{len(full)}i", span.token_ids) == tuple(full)
     before, after = case.text(full[: span.start]), case.text(full[span.start :])
     for number, message in enumerate(case.messages):
         for word in case.words_of(message):
