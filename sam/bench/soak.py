@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import signal
 import sys
 import time
 import urllib.error
@@ -258,11 +259,20 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _interrupt(*_: object) -> None:
+    """The first signal ends the run; more of them do not disturb the end of the servers."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     out, log = Console(highlight=False), Console(stderr=True, highlight=False)
     hide_accelerators(log)
     args.workdir.mkdir(parents=True, exist_ok=True)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _interrupt)
     verdict, code = soak(args, log)
     report = verdict.report()
     for name, value in report.items():

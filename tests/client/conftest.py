@@ -107,14 +107,19 @@ class Watched(ServerProcess):
 
     def outcomes(self, told):
         """Final outcomes of the messages that the client was told of: one list of actions."""
-        self.settled()
-        actions = []
-        for kv_hints in told:
-            request = urllib.request.Request(f"{self.url}/kv_hints/{kv_hints['message_id']}")
-            request.add_header("Authorization", f"Bearer {API_KEY}")
+        return [action for kv_hints in told for action in self._final(kv_hints["message_id"])]
+
+    def _final(self, message_id):
+        request = urllib.request.Request(f"{self.url}/kv_hints/{message_id}")
+        request.add_header("Authorization", f"Bearer {API_KEY}")
+        deadline = time.monotonic() + 10
+        while True:
             with urllib.request.urlopen(request, timeout=30) as response:
-                actions += json.load(response)["actions"]
-        return actions
+                actions = json.load(response)["actions"]
+            if not {"accepted", "deferred"} & {action["status"] for action in actions}:
+                return actions
+            assert time.monotonic() < deadline, f"not final: {actions}"
+            time.sleep(0.02)
 
     def hit_tokens(self, tier):
         """Prompt tokens served from `device` or `host` since the start."""
