@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+import uuid
 from functools import partial
 from typing import Any
 
 from sglang.srt.managers.kv_hints import decode_kv_hints_envelope
 
 from sam.config import SamConfig
+from sam.core.actions import ActionKind
 from sam.core.validation import HintError
 from sam.srt.entrypoints.admission import Admission
 from sam.srt.entrypoints.after import RequestEnds
@@ -26,7 +28,7 @@ from sam.srt.entrypoints.envelopes import (
     sessions_of,
 )
 from sam.srt.entrypoints.range_queue import RangeQueue
-from sam.srt.entrypoints.results import HintResults
+from sam.srt.entrypoints.results import HintResults, wire_id
 from sam.srt.entrypoints.spans import ChatBody, is_range, refuse, resolve
 from sam.srt.entrypoints.tenant import client_of
 from sam.srt.observability.metrics import IngressMetrics
@@ -69,26 +71,26 @@ class HintDispatch:
         envelope: dict[str, Any],
         tenant: str,
         body: ChatBody | None,
-        *,
-        from_hint: bool = True,
     ) -> dict[str, Any]:
         """Send actions, or queue them behind ranges; returns what is known of them now.
 
-        Ranges of a client's own envelope (`from_hint` False) index no list: the scheduler
-        answers them.
+        `body` is the request whose lists the ranges index.
         """
-        refused = refuse(envelope["actions"], body) if from_hint else {}
+        refused = refuse(envelope["actions"], body)
         actions = self._open(message_id, envelope["actions"], tenant, refused)
         wire = envelope["message_id"]
         if actions and not self._take(wire, tenant, actions):
             self._settle(wire, outcomes(actions, "dropped", OVERLOADED))
         elif actions:
-            self._send_in_order(wire, actions, tenant, body if from_hint else None)
+            self._send_in_order(wire, actions, tenant, body)
         return self._results.get(message_id, tenant, time.time()) or {}
 
-    def open(self, message_id: str, actions: list[dict[str, Any]], tenant: str) -> None:
-        """Remember actions as accepted."""
-        self._open(message_id, actions, tenant, {})
+    def tell(self, tenant: str, action: dict[str, Any]) -> None:
+        """Send one action that no client asked for or hears of; dropped and counted where too
+        many are under way."""
+        wire = wire_id(tenant, f"told-{uuid.uuid4().hex}")
+        if self._take(wire, tenant, [action]):
+            self._send(wire, [action])
 
     def answered(self, wire: str) -> None:
         """The scheduler has looked at a message."""
@@ -99,11 +101,14 @@ class HintDispatch:
     def open_inference(
         self, message_id: str, envelope: dict[str, Any], tenant: str, body: ChatBody | None
     ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        """Actions that ride on the request, and those from the first range on, which follow."""
+        """Actions that ride on the request, and those from the first range on, which follow.
+        What binds the request to its session always rides on it."""
         refused = refuse(envelope["actions"], body)
         actions = self._open(message_id, envelope["actions"], tenant, refused)
         first = next((i for i, a in enumerate(actions) if is_range(a)), len(actions))
-        return actions[:first], actions[first:]
+        late = [a for a in actions[first:] if a["action_type"] == ActionKind.BIND]
+        follow = [a for a in actions[first:] if a["action_type"] != ActionKind.BIND]
+        return [*actions[:first], *late], follow
 
     def edit_after(
         self, obj: Any, envelope: dict[str, Any], tenant: str, body: ChatBody | None

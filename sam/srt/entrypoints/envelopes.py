@@ -19,12 +19,14 @@ HINT_ACTION = "agent_hint"
 
 
 class CarriedHint(dict):
-    """An `agent_hint` on its way through upstream's conversion of a chat request.
+    """An `agent_hint` or `kv_hints` on its way through upstream's conversion of a request.
 
     `body` is the chat request that its ranges index; None where it has none.
     """
 
-    body: Any = None
+    def __init__(self, hint: dict[str, Any], body: Any = None) -> None:
+        super().__init__(hint)
+        self.body = body
 
 
 def envelope_of(message_id: str, actions: list[dict[str, Any]]) -> dict[str, Any]:

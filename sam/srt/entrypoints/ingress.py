@@ -70,18 +70,16 @@ class AgentHintIngress(KvHintIngress):
         if "agent_hint" not in fields:
             return None
         self._check_strict(request.agent_hint, request.kv_hints)
-        hint = request.agent_hint
-        if hint is None:
-            session_id = await _session_of(request, raw_request)
-            if session_id is not None:
-                request.agent_hint = CarriedHint(session_id=session_id)
-            return None
-        chat = "messages" in fields
+        hint, chat = request.agent_hint, "messages" in fields
         body = ChatBody(handler, request) if chat else None
+        if isinstance(request.kv_hints, dict):
+            request.kv_hints = CarriedHint(request.kv_hints, body)
         if not is_manage(hint):
+            if hint is None:
+                session_id = await _session_of(request, raw_request)
+                hint = None if session_id is None else {"session_id": session_id}
             if isinstance(hint, dict):
-                request.agent_hint = CarriedHint(hint)
-                request.agent_hint.body = body
+                request.agent_hint = CarriedHint(hint, body)
             return None
         tenant = tenant_of(raw_request, request.cache_salt, request.extra_key)
         kv_hints = self.manage(hint, tenant, body)
@@ -94,12 +92,8 @@ class AgentHintIngress(KvHintIngress):
         )
 
     async def intercept_generate_request(self, obj: Any, raw_request: Any) -> dict[str, Any] | None:
-        hint, body = obj.agent_hint, None
-        if isinstance(hint, CarriedHint):
-            hint, body = dict(hint), hint.body
-            obj.agent_hint = hint
-        else:
-            self._check_strict(hint, fitting(obj))
+        body = self._unwrap(obj)
+        hint = obj.agent_hint
         if hint is None and isinstance(obj.session_id, str):
             hint = {"session_id": obj.session_id}
         if hint is None and obj.kv_hints is None:
@@ -167,11 +161,14 @@ class AgentHintIngress(KvHintIngress):
             return {"kv_hints": self._rejection(error, tenant)}
         return {"kv_hints": self.manage(hint, tenant, chat)}
 
-    def submit_envelope(self, envelope: dict[str, Any], tenant: str) -> dict[str, Any]:
-        """Send a client's envelope without inference; raises ValueError if it is malformed."""
+    def submit_envelope(
+        self, envelope: dict[str, Any], tenant: str, body: ChatBody | None = None
+    ) -> dict[str, Any]:
+        """Send a client's envelope without inference; its ranges index the lists of `body`.
+        Raises ValueError if it is malformed."""
         decode_kv_hints_envelope(envelope)
         message_id, stamped = self._stamped(envelope, tenant)
-        return self.dispatch.submit(message_id, stamped, tenant, None, from_hint=False)
+        return self.dispatch.submit(message_id, stamped, tenant, body)
 
     async def query(self, what: str, timeout_s: float = 5.0, **payload: int) -> dict[str, Any]:
         """Ask the scheduler; raises TimeoutError while it is too busy to answer."""
@@ -213,6 +210,18 @@ class AgentHintIngress(KvHintIngress):
             self.metrics.rejected(HintReason.BAD_ENVELOPE.value)
             raise
 
+    def _unwrap(self, obj: Any) -> ChatBody | None:
+        """Plain hints instead of carried ones; returns what their ranges index. What comes
+        from no OpenAI route is checked here."""
+        hint, own = obj.agent_hint, obj.kv_hints
+        carried = [one for one in (hint, own) if isinstance(one, CarriedHint)]
+        if not carried:
+            self._check_strict(hint, fitting(obj))
+            return None
+        obj.agent_hint = dict(hint) if isinstance(hint, CarriedHint) else hint
+        obj.kv_hints = dict(own) if isinstance(own, CarriedHint) else own
+        return carried[0].body
+
     def _lower_inference(
         self,
         raw_hint: object,
@@ -223,71 +232,73 @@ class AgentHintIngress(KvHintIngress):
     ) -> Any:
         """The envelope(s) of an inference: the client's own, stamped, plus the lowered hint.
         Envelopes of edits that can be sent only after it are added to `later`."""
-        own = self._stamp_client(kv_hints, tenant)
-        if raw_hint is None:
-            return own
-        try:
-            hint = parse_agent_hint(raw_hint)
-        except HintError as error:
-            return self._beside_rejected(own, error, tenant)
-        self._note_unknown_keys(hint)
-        if isinstance(own, list):
-            return [self._with_hint(hint, one, tenant, body, later) for one in own]
-        return self._with_hint(hint, own, tenant, body, later)
+        hint, error = None, None
+        if raw_hint is not None:
+            try:
+                hint = parse_agent_hint(raw_hint)
+                self._note_unknown_keys(hint)
+            except HintError as malformed:
+                error = malformed
+        own = kv_hints if isinstance(kv_hints, list) else [kv_hints]
+        lowered = [
+            self._together(hint, self._stamp_client(one, tenant), tenant, body, later)
+            for one in own
+        ]
+        if error is not None and any(lowered):
+            self._report_beside(lowered, error, tenant)
+        elif error is not None:
+            return self._rejected_envelope(error, tenant)
+        return lowered if isinstance(kv_hints, list) else lowered[0]
 
-    def _with_hint(
+    def _together(
         self,
-        hint: AgentHint,
-        own: Any,
+        hint: AgentHint | None,
+        own: dict[str, Any] | None,
         tenant: str,
         body: ChatBody | None,
         later: list[dict[str, Any]],
     ) -> Any:
         """One envelope of the lowered hint and the client's own actions, if any."""
-        message_id = uuid.uuid4().hex
-        lowered = _lowered(hint, wire_id(tenant, message_id), tenant, manage_only=False)
+        if hint is None and own is None:
+            return None
+        wire = own["message_id"] if own else wire_id(tenant, uuid.uuid4().hex)
+        actions: list[dict[str, Any]] = []
+        if hint is not None:
+            actions = _lowered(hint, wire, tenant, manage_only=False)["actions"]
         if own is not None:
-            message_id = client_id(tenant, own["message_id"])
-            lowered["message_id"] = own["message_id"]
-            for action in lowered["actions"]:
+            for action in actions:
                 action["action_id"] = f"hint-{action['action_id']}"
-        ready, after = self.dispatch.open_inference(message_id, lowered, tenant, body)
-        if after:
-            later.append(envelope_of(lowered["message_id"], after))
-        own_actions = own["actions"] if own is not None else []
-        return decode_kv_hints_envelope(
-            envelope_of(lowered["message_id"], [*ready, *own_actions])
+            actions += own["actions"]
+        ready, after = self.dispatch.open_inference(
+            client_id(tenant, wire), envelope_of(wire, actions), tenant, body
         )
+        if after:
+            later.append(envelope_of(wire, after))
+        return decode_kv_hints_envelope(envelope_of(wire, ready))
 
-    def _stamp_client(self, kv_hints: object, tenant: str) -> Any:
-        """The client's envelope(s), ours to trust; a malformed one is reported and dropped."""
-        if isinstance(kv_hints, list):
-            return [self._stamp_client(item, tenant) for item in kv_hints]
+    def _stamp_client(self, kv_hints: object, tenant: str) -> dict[str, Any] | None:
+        """The client's envelope, ours to trust; a malformed one is reported and dropped."""
         if not kv_hints:
             return None
         try:
             decode_kv_hints_envelope(kv_hints)
-            message_id, stamped = self._stamped(kv_hints, tenant)
+            _, stamped = self._stamped(kv_hints, tenant)
             decode_kv_hints_envelope(stamped)
         except HintError as error:
             return self._rejected_envelope(error, tenant)
         except ValueError as error:
             malformed = HintError(HintReason.BAD_ENVELOPE, str(error))
             return self._rejected_envelope(malformed, tenant)
-        self.dispatch.open(message_id, stamped["actions"], tenant)
         return stamped
 
-    def _beside_rejected(self, own: Any, error: HintError, tenant: str) -> Any:
+    def _report_beside(self, lowered: list[Any], error: HintError, tenant: str) -> None:
         """A malformed hint beside the client's envelope(s): those count, it is reported."""
-        if own is None:
-            return self._rejected_envelope(error, tenant)
         self.metrics.rejected(error.reason.value)
-        for envelope in own if isinstance(own, list) else [own]:
+        for envelope in lowered:
             if envelope is not None:
-                message_id = client_id(tenant, envelope["message_id"])
+                message_id = client_id(tenant, envelope.message_id)
                 action = rejected_hint(error.reason.value, error.detail)
                 self.results.open(message_id, tenant, [action], time.time())
-        return own
 
     def _stamped(self, envelope: object, tenant: str) -> tuple[str, dict[str, Any]]:
         """The client's message id, and the envelope as it goes to the scheduler."""

@@ -18,6 +18,7 @@ _INDEXES = {
     "messages": "messages_released_index",
     "tools": "tools_released_index",
 }
+_HINTS = ("agent_hint", "kv_hints", "protocol_version", "message_id", "actions")
 # A quote inside a JSON string has a backslash before it: this can only be a key.
 _CACHE_SHARING = re.compile(rb'(?<!\\)"cache_sharing"\s*:\s*true')
 
@@ -53,7 +54,7 @@ def release_hint(body: dict[str, Any]) -> dict[str, Any]:
 
 def chat_request(body: dict[str, Any]) -> ChatCompletionRequest:
     """The chat request whose lists the indexes count. Raises HintError."""
-    fields = {k: v for k, v in body.items() if k not in ("agent_hint", "kv_hints")}
+    fields = {k: v for k, v in body.items() if k not in _HINTS}
     try:
         return ChatCompletionRequest(**fields)
     except (ValidationError, ValueError, TypeError, AttributeError) as error:

@@ -16,6 +16,8 @@ from sglang.srt.utils.auth import AuthLevel, auth_level
 
 from sam.core.validation import HintError
 from sam.srt.entrypoints.ingress import AgentHintIngress
+from sam.srt.entrypoints.release import chat_request
+from sam.srt.entrypoints.spans import ChatBody
 from sam.srt.entrypoints.tenant import tenant_of
 
 
@@ -45,12 +47,15 @@ def install_routes(app: Any, ingress: AgentHintIngress) -> None:
     async def submit_kv_hints(
         request: Request, envelope: Annotated[dict[str, Any], Body()]
     ) -> JSONResponse:
-        """Take an envelope without inference; answered at once, executed asynchronously."""
-        tenant = tenant_of(
-            request, envelope.pop("cache_salt", None), envelope.pop("extra_key", None)
-        )
+        """Take an envelope without inference; answered at once, executed asynchronously. Its
+        ranges index `messages` and `tools` of the same body."""
+        tenant = tenant_of(request, envelope.get("cache_salt"), envelope.get("extra_key"))
         try:
-            return JSONResponse(ingress.submit_envelope(envelope, tenant))
+            body = None
+            if envelope.get("messages"):
+                handler = request.app.state.openai_serving_chat
+                body = ChatBody(handler, chat_request(envelope))
+            return JSONResponse(ingress.submit_envelope(envelope, tenant, body))
         except (HintError, ValueError) as error:
             return _error(400, str(error))
 
@@ -67,7 +72,6 @@ def install_routes(app: Any, ingress: AgentHintIngress) -> None:
         if known is None:
             return _error(404, "unknown message_id, or its outcome is no longer kept")
         return JSONResponse(known)
-
 
     @app.post("/release_kv_cache")
     @app.post("/v1/release_kv_cache")

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Iterable
 from typing import Any
 
+from sam.core.actions import ACTION_VERSION, ActionKind, parse_action
 from sam.core.ranges import RangeResolver, Unrenderable, clamp_range
 from sam.core.validation import HintError, HintReason
 from sam.srt.entrypoints.rendering import ChatWindow
@@ -19,6 +20,7 @@ logger = logging.getLogger(__name__)
 MAX_BOUNDARIES = 8
 """Renderings that one request may cost, beside that of the whole window."""
 _ITEMS = ("messages", "tools")
+_EDITS = (ActionKind.EVICT, ActionKind.DEMOTE, ActionKind.PREFETCH)
 
 
 class ChatBody:
@@ -36,19 +38,21 @@ class ChatBody:
 
 
 def is_range(action: dict[str, Any]) -> bool:
-    """Whether the action still counts messages or tools."""
+    """Whether the action is an edit that still counts messages or tools."""
+    if action["action_type"] not in _EDITS or action["action_version"] != ACTION_VERSION:
+        return False
     payload = action["payload"]
     return isinstance(payload, dict) and payload.get("target") in _ITEMS
 
 
 def refuse(actions: Iterable[dict[str, Any]], body: ChatBody | None) -> dict[str, HintError]:
-    """Ranges that need no rendering to be refused, by action id: no lists to index, nothing
-    selected, too many."""
+    """Ranges that need no rendering to be refused, by action id: malformed, no lists to index,
+    nothing selected, too many."""
     refused: dict[str, HintError] = {}
     boundaries: set[tuple[str, int]] = set()
     for action in filter(is_range, actions):
         try:
-            boundaries |= _boundaries(action["payload"], body)
+            boundaries |= _boundaries(action, body)
             if len(boundaries) > MAX_BOUNDARIES:
                 detail = f"more than {MAX_BOUNDARIES} different boundaries"
                 raise HintError(HintReason.TOO_MANY_EDITS, detail)
@@ -57,13 +61,14 @@ def refuse(actions: Iterable[dict[str, Any]], body: ChatBody | None) -> dict[str
     return refused
 
 
-def _boundaries(payload: dict[str, Any], body: ChatBody | None) -> set[tuple[str, int]]:
-    target = payload["target"]
+def _boundaries(action: dict[str, Any], body: ChatBody | None) -> set[tuple[str, int]]:
+    parsed = parse_action(action)
+    target = parsed.target
     if body is None:
-        detail = f"{target}: this route has none"
+        detail = f"{target}: this request has none"
         raise HintError(HintReason.UNSUPPORTED_TARGET, detail)
     n_items = body.n_items[target]
-    first, last = clamp_range(payload.get("start"), payload.get("end"), n_items)
+    first, last = clamp_range(parsed.start, parsed.end, n_items)
     cut_short = target == "messages" and last < n_items
     return {(target, first)} | ({(target, last)} if cut_short else set())
 
