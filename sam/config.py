@@ -29,6 +29,7 @@ class SamConfig(msgspec.Struct, frozen=True, kw_only=True):
     session_idle_timeout_s: float = 3_600.0
     prefetch_lease_s: float = 30.0
     prefetch_pool_share: float = 0.5
+    retain_pool_share: float = 0.25
     max_pending_actions: int = 1_024
     max_in_flight_actions: int = 512
     max_in_flight_actions_per_tenant: int = 0
@@ -60,6 +61,7 @@ HELP = {
     "session_idle_timeout_s": "an idle session ends after this much message time",
     "prefetch_lease_s": "how long a prefetched session counts as resuming",
     "prefetch_pool_share": "largest share of the device pool for one prefetch",
+    "retain_pool_share": "largest share of the device pool that one owner may have retained",
     "max_pending_actions": "actions under way in the scheduler; more are dropped",
     "max_in_flight_actions": "actions the scheduler has not yet looked at; more are dropped",
     "max_in_flight_actions_per_tenant": "of these, of one owner; 0: half of them",
@@ -69,6 +71,7 @@ HELP = {
     "hint_result_ttl_s": "how long GET /kv_hints/{message_id} knows a message",
     "max_hint_results": "messages it knows; of actions four times as many",
     "raise_on_error": "tests: an internal error stops the server instead of being counted",
+    "retention_policy": "order in which cached KV goes: next-use, or SGLang's own two",
     "tree_core": "sessions over SGLang's Python or Rust tree core",
 }
 """What each setting means, for `--help`."""

@@ -72,13 +72,17 @@ class TierTokens(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ActionResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of one action; `reason` is a short low-cardinality word or empty."""
+    """What became of one action; `reason` is a short low-cardinality word or empty.
+
+    `span`: of a range, the tokens from the root that it really covered, half-open.
+    """
 
     action_id: str
     action_type: str
     status: ActionStatus
     tokens: TierTokens = TierTokens()
     reason: str = ""
+    span: tuple[int, int] | None = None
 
 
 class SessionAction(msgspec.Struct, frozen=True, kw_only=True):

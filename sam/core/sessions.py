@@ -181,6 +181,14 @@ class SessionTable:
             return False
         return True
 
+    def mark_waiting_tool(self, key: SessionKey, tool_name: str | None) -> bool:
+        """The last answer called a tool; False (no-op) unless the session rests."""
+        session = self._store.all.nodes.get(key)
+        if session is None or session.state not in RESTING_STATES:
+            return False
+        session.waiting_tool, session.tool_name = True, tool_name
+        return True
+
     def end(self, key: SessionKey, time_s: float, cascade: bool = True) -> list[SessionRef]:
         """End the session, by default with all below it; return what was live.
 

@@ -8,6 +8,7 @@ tells all orders alike, so device, host and simulated orders agree.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
+from heapq import heappop, heappush
 from typing import NamedTuple, Protocol
 
 from sam.core.gaps import LABEL_OTHER, GapEstimator
@@ -35,10 +36,28 @@ class LeftBranches(NamedTuple):
     session: Hashable
 
 
+class OffloadedTail(NamedTuple):
+    """User id of the part of its branch that a session had offloaded."""
+
+    session: Hashable
+    part: str = "tail"
+
+
 class _Idle:
     """What is known of a session's idle time, also of the one to come."""
 
-    __slots__ = ("ended", "gap_s", "has_left", "hint", "label", "offloaded", "resting", "since_s")
+    __slots__ = (
+        "ended",
+        "gap_s",
+        "has_left",
+        "has_tail",
+        "hint",
+        "label",
+        "offloaded",
+        "resting",
+        "retained_until_s",
+        "since_s",
+    )
 
     def __init__(self, since_s: float) -> None:
         self.since_s = since_s
@@ -49,6 +68,8 @@ class _Idle:
         self.offloaded = False
         self.ended = False
         self.has_left = False
+        self.has_tail = False
+        self.retained_until_s: float | None = None
 
     def hint_s(self) -> float | None:
         """The hint, counted from the start of the idle time."""
@@ -76,6 +97,8 @@ class RetentionTracker:
         self.end_trust = EndTrust() if end_trust is None else end_trust
         self._orders: list[OrderSink] = list(orders)
         self._sessions: dict[Hashable, _Idle] = {}
+        self._retained: list[tuple[float, int, Hashable]] = []
+        self._n_retained_made = 0
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -141,6 +164,40 @@ class RetentionTracker:
         if idle.resting:
             self._tell(session, self._standing(idle))
 
+    def relabel(self, session: Hashable, label: str) -> None:
+        """More is known of why the session rests. No-op if it does not."""
+        idle = self._sessions.get(session)
+        if idle is not None and idle.resting and not idle.ended:
+            idle.label, idle.gap_s = label, self.gaps.gap_s(session, label)
+            self._tell(session, self._standing(idle))
+
+    def retain(self, session: Hashable, time_s: float, ttl_s: float) -> None:
+        """While it rests it counts as about to be queued, until `ttl_s` have passed; a later
+        call replaces an earlier one, `ttl_s` 0 ends it. No-op for an unknown or ended one."""
+        idle = self._sessions.get(session)
+        if idle is None or idle.ended:
+            return
+        idle.retained_until_s = time_s + ttl_s if ttl_s > 0 else None
+        if ttl_s > 0:
+            self._n_retained_made += 1
+            heappush(self._retained, (time_s + ttl_s, self._n_retained_made, session))
+        if idle.resting:
+            self._tell(session, self._standing(idle))
+
+    def advance(self, now_s: float) -> list[Hashable]:
+        """Time moved on; returns sessions that are not retained any more."""
+        over = []
+        while self._retained and self._retained[0][0] <= now_s:
+            until_s, _, session = heappop(self._retained)
+            idle = self._sessions.get(session)
+            if idle is None or idle.retained_until_s != until_s:
+                continue
+            idle.retained_until_s = None
+            over.append(session)
+            if idle.resting and not idle.ended:
+                self._tell(session, self._standing(idle))
+        return over
+
     def offloaded(self, session: Hashable, offloaded: bool = True) -> None:
         """Nodes of an idle session with a host copy may go early. No-op if not idle."""
         idle = self._sessions.get(session)
@@ -174,6 +231,7 @@ class RetentionTracker:
             idle.since_s, idle.label, idle.resting = time_s, LABEL_OTHER, True
             idle.gap_s = self.gaps.gap_s(session, idle.label)
         idle.ended, idle.offloaded, idle.hint = True, False, None
+        idle.retained_until_s = None
         standing = self._standing(idle)
         self._tell(session, standing)
         if idle.has_left:
@@ -207,6 +265,8 @@ class RetentionTracker:
             order.drop_user(session)
             if idle is not None and idle.has_left:
                 order.drop_user(LeftBranches(session))
+            if idle is not None and idle.has_tail:
+                order.drop_user(OffloadedTail(session))
 
     # -- users of nodes -----------------------------------------------------------
 
@@ -222,6 +282,18 @@ class RetentionTracker:
             self._tell(user, self._standing(idle) if idle.ended else _SUPERSEDED)
         return user
 
+    def offloaded_tail(self, session: Hashable, time_s: float) -> OffloadedTail:
+        """User id for nodes of the session that it had offloaded, counted from now on.
+
+        Raises KeyError for an unknown session.
+        """
+        idle = self._sessions[session]
+        idle.has_tail = True
+        user = OffloadedTail(session)
+        gap_s = self.gaps.gap_s(session, idle.label)
+        self._tell(user, Standing(NextUseRank.OFFLOADED, time_s, gap_s))
+        return user
+
     # -- inside -------------------------------------------------------------------
 
     def _known(self, session: Hashable, time_s: float) -> _Idle:
@@ -234,6 +306,8 @@ class RetentionTracker:
         rank = NextUseRank.OFFLOADED if idle.offloaded else NextUseRank.IDLE
         if idle.ended:
             rank = NextUseRank.ENDED
+        elif idle.retained_until_s is not None:
+            return _QUEUED
         return Standing(rank, idle.since_s, idle.gap_s, idle.hint_s())
 
     def _tell(self, user: Hashable, standing: Standing) -> None:

@@ -190,5 +190,6 @@ def check_tokens(value: object, n_tokens: int, limits: HintLimits, where: str) -
         )
     found = len(value) // TOKEN_BYTES
     if not n_tokens <= found <= limits.max_index:
-        raise HintError(HintReason.BAD_TOKENS, f"{where}: {found} tokens, expected at least {n_tokens}")
+        detail = f"{where}: {found} tokens, expected at least {n_tokens}"
+        raise HintError(HintReason.BAD_TOKENS, detail)
     return value

@@ -69,6 +69,8 @@ class SessionModel:
         kind = action["action_type"].removeprefix("session.")
         if kind == "bind":
             self.table.bind(key, payload.get("parent_session_id"), now_s)
+        elif payload.get("target") == "tokens":
+            pass  # no session changes its state by a range
         elif kind == "evict":
             for ref in self.table.end(key, now_s):
                 self.waiting.pop(ref.key, None)

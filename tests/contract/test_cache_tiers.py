@@ -245,7 +245,7 @@ def test_unused_prefetch_gives_its_room_back(make_rig, page_size):
     rig.clock += 31.0
     rig.run(text(2), session="b")
     assert rig.session("a").state is SessionState.OFFLOADED
-    assert not rig.cache.hints._leased
+    assert not rig.cache.hints.moves.leased
     assert rig.ranks(rig.branch("a")) == {NextUseRank.OFFLOADED}
 
 

@@ -8,6 +8,7 @@ session that is gone, and every session is in the state that the model says.
 
 import os
 import sys
+from array import array
 from pathlib import Path
 
 import pytest
@@ -207,6 +208,36 @@ class CacheMachine(RuleBasedStateMachine):
     def hint(self, edits):
         self.submit(self.rig.envelope([(k, s, dict(extra)) for k, s, extra in edits]))
 
+    @rule(
+        session=st.sampled_from(IDS[:4]),
+        kind=st.sampled_from(["evict", "evict", "demote"]),
+        start=st.integers(0, 40),
+        length=st.one_of(st.none(), st.integers(1, 40)),
+        older=st.booleans(),
+        known=st.booleans(),
+        now=st.booleans(),
+    )
+    def ranges(self, session, kind, start, length, older, known, now):
+        """A part of one of the session's windows, the newest or an older one."""
+        windows = self.all_texts[session]
+        if not windows:
+            return
+        ids = windows[len(windows) // 2 if older else -1]
+        payload = {"target": "tokens", "start": min(start, len(ids))}
+        if length is not None and payload["start"] + length <= len(ids):
+            payload["end"] = payload["start"] + length
+        if known:
+            payload["token_ids"] = array("i", ids).tobytes()
+        if now and kind == "demote":
+            payload["release"] = "now"
+        self.submit(self.rig.envelope([(kind, session, payload)]))
+
+    @rule(session=st.sampled_from(IDS), seconds=st.sampled_from([0.0, 2.0, 50.0]))
+    def keep_or_expect(self, session, seconds):
+        expect = {"expected_idle_s": seconds}
+        actions = [("expect", session, expect), ("retain", session, {"ttl_s": seconds})]
+        self.submit(self.rig.envelope(actions))
+
     @rule(session=st.sampled_from(IDS), parent=PARENTS)
     def bind(self, session, parent):
         extra = {} if parent is None else {"parent_session_id": parent}
@@ -283,7 +314,7 @@ class CacheMachine(RuleBasedStateMachine):
             in_flight = set(self.rig.queued) | set(self.rig.running)
             assert set(hints.requests) <= in_flight
             resuming = [r for r in self.model.table.records if r.state == "resuming"]
-            assert len(hints._leased) <= len(resuming)
+            assert len(hints.moves.leased) <= len(resuming)
 
     def teardown(self):
         if self.rig is None:

@@ -5,7 +5,10 @@ Owns the reading of a request's hints. Must never change the request or the tabl
 
 from __future__ import annotations
 
+from array import array
 from typing import Any
+
+import msgspec
 
 from sam.core.actions import ActionKind, ActionResult, SessionAction, parse_envelope
 from sam.core.sessions import SessionKey
@@ -16,6 +19,8 @@ INTERNAL_PREFIX = "sam."
 send."""
 PARALLEL_ACTION = f"{INTERNAL_PREFIX}parallel"
 """The envelope comes with n > 1 requests and a warm-up before them."""
+ANSWERED_ACTION = f"{INTERNAL_PREFIX}answered"
+"""Tells of what only the server process sees of an answer: the tool that it called."""
 QUERY_ACTION = f"{INTERNAL_PREFIX}query"
 """Asks for a report; see `sam.srt.mem_cache.inspect`."""
 
@@ -48,6 +53,18 @@ class Binding:
         self.generation = 0
         self.edits: list[SessionAction] = []
         self.rejections: list[ActionResult] = []
+
+    def add_tokens(self, req: Any) -> None:
+        """Ranges on tokens are on those of the request itself."""
+        for i, edit in enumerate(self.edits):
+            if edit.target == "tokens" and edit.token_ids is None:
+                ids = array("i", [*req.origin_input_ids, *req.output_ids])
+                self.edits[i] = msgspec.structs.replace(
+                    edit,
+                    token_ids=ids.tobytes(),
+                    extra_key=req.extra_key,
+                    cache_salt=req.cache_salt,
+                )
 
     def bound_results(self) -> list[ActionResult]:
         return [self.bound] if self.bound is not None else []

@@ -18,20 +18,12 @@ from sam.core.actions import (
     parse_envelope,
 )
 from sam.core.gaps import LABEL_OTHER, label_of
-from sam.core.sessions import Session, SessionKey, SessionRef, SessionState, SessionTable
+from sam.core.sessions import SessionKey, SessionRef, SessionState, SessionTable
 from sam.core.tracker import RetentionTracker
 from sam.core.validation import HintError
 from sam.srt.managers.bindings import Binding, binding_of
-from sam.srt.mem_cache.tier_tasks import (
-    EvictTask,
-    OffloadTask,
-    Outcome,
-    PrefetchBudget,
-    PrefetchTask,
-    TaskGroup,
-    done,
-    not_done,
-)
+from sam.srt.managers.moves import WAIT, SessionMoves
+from sam.srt.mem_cache.tier_tasks import EvictTask, Outcome, TaskGroup, done, not_done
 
 if TYPE_CHECKING:
     from sam.config import SamConfig
@@ -61,10 +53,10 @@ class HintManager:
         self.table = SessionTable(config.session_limits())
         self.retention = RetentionTracker()
         self.requests: dict[str, Binding] = {}
+        self.moves = SessionMoves(cache, config, self.table, self.retention, self.requests)
         self._tickets: list[_Ticket] = []
         self._after_run: dict[SessionKey, list[_Ticket]] = {}
         self._open_envelopes: dict[str, int] = {}
-        self._leased: dict[SessionKey, None] = {}
         self._n_leases_expired = 0
         self._seen: OrderedDict[tuple[str, str, str], ActionResult] = OrderedDict()
         self.action_counts: dict[tuple[str, str], int] = {}
@@ -99,7 +91,7 @@ class HintManager:
         binding.bound = self._record(binding.bind, binding.envelope_id, self._bind(binding.bind))
         binding.generation = self.table.request_queued(key, req.rid, binding.time_s)
         self.requests[req.rid] = binding
-        self._cache.tree_core.tell_time(self.table.now_s)
+        self._advance(binding.time_s)
         if not self.table.get(key).shared:
             self.retention.queued(key, self.table.now_s)
         self._after_bind(key, binding.time_s)
@@ -107,7 +99,7 @@ class HintManager:
     def busy_sessions(self) -> list[tuple[SessionRef, SessionState]]:
         """Sessions that resume, then those with requests; O(their number)."""
         bound = (binding.key for binding in self.requests.values())
-        keys = dict.fromkeys([*self._leased, *(key for key in bound if key is not None)])
+        keys = dict.fromkeys([*self.moves.leased, *(key for key in bound if key is not None)])
         sessions = [s for key in keys if (s := self.table.get(key)) is not None]
         return [
             (session.ref, state)
@@ -128,13 +120,19 @@ class HintManager:
         ended = session.ref != ref or not session.live
         if ended:
             self.retention.left(ref, self.table.now_s)
+        else:
+            self.moves.tagged_at[ref] = binding.time_s
         return ref, ended
 
-    def request_released(self, rid: str, *, finish_reason: str | None, aborted: bool) -> None:
+    def request_released(
+        self, rid: str, *, finish_reason: str | None, aborted: bool, req: Any = None
+    ) -> None:
         """The request is over (its KV is in the tree by now, if it got that far)."""
         binding = self.requests.pop(rid, None)
         if binding is None:
             return
+        if req is not None:
+            binding.add_tokens(req)
         if binding.key is not None:
             self._session_released(rid, binding, finish_reason, aborted)
         self._open_envelopes[binding.envelope_id] -= 1
@@ -190,6 +188,14 @@ class HintManager:
                 results.append(self._execute(action, envelope.message_id, route))
         return self._newest([action for action, _ in entries], envelope.message_id, results)
 
+    def answered(self, payload: dict[str, Any]) -> None:
+        """An answer called a tool: that is what the session waits for, if it rests."""
+        key = SessionKey(payload["tenant"], payload["session_id"])
+        tool_name = payload.get("tool_name")
+        self._advance(payload["time_s"])
+        if self.table.mark_waiting_tool(key, tool_name):
+            self.retention.relabel(key, label_of(payload["finish_reason"], tool_name))
+
     def poll(self) -> None:
         """Move tasks on; called after every event that may have freed a lock."""
         if not self._tickets:
@@ -213,12 +219,17 @@ class HintManager:
     def _execute(
         self, action: SessionAction, envelope_id: str, route: Any, *, again: bool = False
     ) -> ActionResult:
-        self._cache.tree_core.tell_time(self.table.advance(action.time_s))
+        self._advance(action.time_s)
         seen = self._seen.get((action.key.tenant, envelope_id, action.action_id))
         if seen is not None and not again:
             return seen
-        started = self._start(action, envelope_id, route)
-        if isinstance(started, Outcome):
+        started = self._start(action)
+        if started is WAIT or (isinstance(started, TaskGroup) and started.again):
+            waiting = self._after_run.setdefault(action.key, [])
+            waiting.append(_Ticket(action, envelope_id, route, None))
+        if started is WAIT:
+            outcome = not_done(ActionStatus.DEFERRED, "running")
+        elif isinstance(started, Outcome):
             outcome = started
         else:
             outcome = started.poll()
@@ -228,96 +239,28 @@ class HintManager:
         self._age(action.time_s)
         return self._record(action, envelope_id, outcome)
 
-    def _start(self, action: SessionAction, envelope_id: str, route: Any) -> Any:
-        """The task of an action, or its outcome where no task is needed."""
+    def _start(self, action: SessionAction) -> Any:
+        """The task of an action, its outcome where no task is needed, or WAIT."""
         if action.kind is ActionKind.BIND:
             outcome = self._bind(action)
             self._after_bind(action.key, action.time_s)
             return outcome
         if action.kind is ActionKind.EXPECT:
-            return self._expect(action)
+            return self.moves.expect(action)
         if action.kind is ActionKind.RETAIN:
-            return not_done(ActionStatus.REJECTED, "not_implemented")
-        if action.target != "session":
+            return self.moves.retain(action)
+        if action.target not in ("session", "tokens"):
             return not_done(ActionStatus.REJECTED, "unsupported_target")
         if self.n_pending >= self._config.max_pending_actions:
             return not_done(ActionStatus.DROPPED, "too_many_pending")
-        if action.kind is ActionKind.EVICT:
-            return self._start_evict(action)
-        return self._start_move(action, envelope_id, route)
-
-    def _start_evict(self, action: SessionAction) -> Any:
-        session = self.table.get(action.key)
-        if session is None:
-            return not_done(ActionStatus.MISSING, "unknown_session")
-        if session.shared:
-            return not_done(ActionStatus.REJECTED, "shared_session")
-        refs = self.table.end(action.key, action.time_s, cascade=action.scope == "subtree")
-        if not refs:
-            return not_done(ActionStatus.MISSING, "not_live")
-        for ref in refs:
-            self._leased.pop(ref.key, None)
-            self._drop_waiting(ref.key, "ended")
-            self.retention.ended(ref.key, action.time_s, left_as=ref)
-        ended = {(ref.key, ref.generation) for ref in refs}
-        running = self.requests.items()
-        draining = {rid: b.key for rid, b in running if (b.key, b.generation) in ended}
-        return EvictTask(self._cache, refs, draining)
-
-    def _start_move(self, action: SessionAction, envelope_id: str, route: Any) -> Any:
-        """Offload or prefetch of one session, or of a subtree where the scope says so."""
-        session = self.table.get(action.key)
-        targets = [session] if session is not None else []
-        if action.scope == "subtree":
-            targets = [self.table.get(key) for key in self.table.subtree(action.key)]
-        live = [target for target in targets if target.live]
-        if not live:
-            status = ActionStatus.DROPPED if targets else ActionStatus.MISSING
-            return not_done(status, "not_live" if targets else "unknown_session")
-        budget = PrefetchBudget(self._cache)
-        if len(live) == 1:
-            return self._move_one(live[0], action, envelope_id, route, budget)
-        moves = [self._move_one(s, action, envelope_id, route, budget) for s in live]
-        return TaskGroup(moves)
-
-    def _move_one(
-        self,
-        session: Session,
-        action: SessionAction,
-        envelope_id: str,
-        route: Any,
-        budget: PrefetchBudget,
-    ) -> Any:
-        key, ref = session.key, session.ref
-        if session.shared:
-            return not_done(ActionStatus.REJECTED, "shared_session")
-        if action.kind is ActionKind.PREFETCH:
-            lease_s = self._config.prefetch_lease_s
-            if not self.table.mark_resuming(key, action.time_s, lease_s):
-                return not_done(ActionStatus.DROPPED, "already_running")
-            self._leased[key] = None
-            self.retention.resuming(key)
-            return PrefetchTask(self._cache, ref, budget)
-        if not self.table.mark_offloaded(key, action.time_s):
-            if key != action.key:
-                return not_done(ActionStatus.DROPPED, "running")
-            waiting = self._after_run.setdefault(key, [])
-            waiting.append(_Ticket(action, envelope_id, route, None))
-            return not_done(ActionStatus.DEFERRED, "running")
-        self._leased.pop(key, None)
-        self.retention.offloaded(key)
-        return OffloadTask(self._cache, ref, release_now=action.release == "now")
-
-    def _expect(self, action: SessionAction) -> Outcome:
-        session = self.table.get(action.key)
-        if session is None:
-            return not_done(ActionStatus.MISSING, "unknown_session")
-        if session.shared:
-            return not_done(ActionStatus.REJECTED, "shared_session")
-        if not session.live:
-            return not_done(ActionStatus.DROPPED, "not_live")
-        self.retention.expect(action.key, action.time_s, action.expected_idle_s)
-        return done()
+        if action.target == "tokens":
+            return self.moves.start_span(action)
+        if action.kind is not ActionKind.EVICT:
+            return self.moves.start_move(action)
+        task = self.moves.start_evict(action)
+        for key in () if isinstance(task, Outcome) else task.keys:
+            self._drop_waiting(key, "ended")
+        return task
 
     # -- inside -------------------------------------------------------------------
 
@@ -331,8 +274,14 @@ class HintManager:
     def _after_bind(self, key: SessionKey, time_s: float) -> None:
         for ref in self.table.take_dropped():
             self._let_go(ref)
-        self._leased.pop(key, None)
+        self.moves.check_lease(key)
         self._age(time_s)
+
+    def _advance(self, time_s: float) -> None:
+        now_s = self.table.advance(time_s)
+        self._cache.tree_core.tell_time(now_s)
+        for key in self.retention.advance(now_s):
+            self.moves.retained.pop(key, None)
 
     def _age(self, time_s: float) -> None:
         """End idle sessions by message time; their KV goes first under pressure."""
@@ -342,15 +291,12 @@ class HintManager:
         if n_expired == self._n_leases_expired:
             return
         self._n_leases_expired = n_expired
-        for key in list(self._leased):
-            session = self.table.get(key)
-            if session is None or session.state is not SessionState.RESUMING:
-                del self._leased[key]
-                self.retention.resuming(key, False)
+        for key in list(self.moves.leased):
+            self.moves.check_lease(key)
 
     def _let_go(self, ref: SessionRef) -> None:
         """A session aged out or was pushed out: what it leaves goes first under pressure."""
-        self._leased.pop(ref.key, None)
+        self.moves.forget(ref)
         self.retention.expired(ref.key, self.table.now_s, left_as=ref)
         self._cache.tree_core.tags.release(ref)
         self.retention.forget(ref.key)
@@ -388,6 +334,7 @@ class HintManager:
             status=outcome.status,
             tokens=outcome.tokens,
             reason=outcome.reason,
+            span=outcome.span,
         )
         self._seen[(action.key.tenant, envelope_id, action.action_id)] = result
         if len(self._seen) > self._config.max_remembered_actions:

@@ -9,12 +9,15 @@ call's meaning: a request without a session takes the upstream path.
 from __future__ import annotations
 
 import logging
+from array import array
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from sglang.srt.managers.io_struct import KvHintsReqOutput
 from sglang.srt.managers.kv_hints import KvHintResult
 from sglang.srt.managers.schedule_batch import FINISH_ABORT
-from sglang.srt.mem_cache.base_prefix_cache import CacheRequestOutcome
+from sglang.srt.mem_cache.base_prefix_cache import CacheRequestOutcome, MatchPrefixParams
+from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.unified_cache.cache_action import BackupKV
 from sglang.srt.mem_cache.unified_cache.components import BASE_COMPONENT_TYPE
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
@@ -23,7 +26,7 @@ from sglang.srt.runtime_context import get_parallel
 from sam.config import SamConfig, load_config
 from sam.core.actions import ActionResult
 from sam.core.lineage import SessionState
-from sam.srt.managers.bindings import QUERY_ACTION, Route
+from sam.srt.managers.bindings import ANSWERED_ACTION, QUERY_ACTION, Route
 from sam.srt.managers.hint_manager import HintManager
 from sam.srt.mem_cache.inspect import answer_query
 from sam.srt.mem_cache.tree_core import DropResult, SessionTreeCore
@@ -84,8 +87,12 @@ class SessionRadixCache(UnifiedRadixCache):
 
     def apply_kv_hints(self, recv_req: Any) -> list[Any]:
         envelope = recv_req.kv_hints
-        if envelope.actions and envelope.actions[0].action_type == QUERY_ACTION:
+        first = envelope.actions[0].action_type if envelope.actions else ""
+        if first == QUERY_ACTION:
             return [answer_query(self, envelope.actions[0])]
+        if first == ANSWERED_ACTION:
+            self._guard(self.hints.answered, envelope.actions[0].payload)
+            return []
         results = self._guard(self.hints.apply, envelope, Route(recv_req.http_worker_ipc))
         return [_to_upstream(result) for result in results or ()]
 
@@ -141,6 +148,17 @@ class SessionRadixCache(UnifiedRadixCache):
         self._demote(node.id, tracker)
         return tracker[BASE_COMPONENT_TYPE]
 
+    def node_at(
+        self, ids: array[int], extra_key: str | None, cache_salt: str | None
+    ) -> Any | None:
+        """The node that ends right after these tokens, split off if need be; None if they
+        are not all cached. `ids` are whole pages."""
+        key = RadixKey(ids, extra_key, cache_salt=cache_salt)
+        result = self._match_tree(MatchPrefixParams(key=key))
+        node = self.tree_core.find_node(result.best_match_node)
+        found = node is not None and self.tree_core.path_end(node) == len(ids)
+        return node if found else None
+
     def drain(self, result: DropResult) -> None:
         """Give back to the pools what a drop freed."""
         self._apply_eviction_result(result)
@@ -155,6 +173,13 @@ class SessionRadixCache(UnifiedRadixCache):
         busy, resuming = self._busy_tokens()
         share = int(total * self.config.prefetch_pool_share)
         return max(0, min(free + evictable - busy, share - resuming))
+
+    def retainable_tokens(self) -> int:
+        """Device tokens that one tenant may ask to be retained."""
+        core = self.tree_core
+        free = self._component_available_size(BASE_COMPONENT_TYPE)
+        total = free + core.full_evictable_size() + core.full_protected_size()
+        return int(total * self.config.retain_pool_share)
 
     def send_results(self, envelope_id: str, results: list[ActionResult], route: Any) -> None:
         if self.kv_hint_sink is not None:
@@ -206,6 +231,7 @@ class SessionRadixCache(UnifiedRadixCache):
             req.rid,
             finish_reason=reason.to_json().get("type"),
             aborted=isinstance(reason, FINISH_ABORT),
+            req=req,
         )
 
     def _guard(self, call: Any, *args: Any, **kwargs: Any) -> Any:
@@ -224,16 +250,13 @@ class SessionRadixCache(UnifiedRadixCache):
 
 
 def _to_upstream(result: ActionResult) -> Any:
+    detail: dict[str, Any] = {"tokens": msgspec.structs.asdict(result.tokens)}
+    if result.span is not None:
+        detail["span"] = list(result.span)
     return KvHintResult(
         action_id=result.action_id,
         action_type=result.action_type,
         status=result.status.value,
         reason=result.reason,
-        detail={
-            "tokens": {
-                "device": result.tokens.device,
-                "host": result.tokens.host,
-                "pool": result.tokens.pool,
-            }
-        },
+        detail=detail,
     )

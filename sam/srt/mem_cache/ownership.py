@@ -11,8 +11,9 @@ superseded, so that an end frees it too. Moving a tag costs the nodes that it en
 leaves.
 
 Names of users, as retention orders know them: the session's key for its current branch,
-`LeftBranches(key)` for those it left, and the `SessionRef` of one ended life for what
-nobody needs since that life let go of it.
+`LeftBranches(key)` for those it left, `OffloadedTail(key)` for the end of its current one
+where that was offloaded, and the `SessionRef` of one life for what nobody needs since that
+life let go of it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 from typing import Any
 
 from sam.core.sessions import SessionRef
-from sam.core.tracker import LeftBranches
+from sam.core.tracker import LeftBranches, OffloadedTail
 
 MAX_SUPERSEDED = 32
 
@@ -189,6 +190,65 @@ class OwnershipTags:
         self._check_freed(ref)
         return free
 
+    def cut(self, ref: SessionRef, top: Any, ends: Collection[Any]) -> list[Any]:
+        """Let go of what lies below `top` on the session's branches to `ends`; return the
+        nodes nobody owns any more. They count for the life, as after `release`."""
+        branches = self._branches.get(ref)
+        if branches is None:
+            return []
+        nodes: dict[int, Any] = {}
+        anchors = []
+        for tag in branches.tags():
+            below = self._below(top, tag.anchor) if tag.anchor in ends else None
+            if not below:
+                continue
+            nodes.update((node.id, node) for node in below)
+            anchors.append(tag.anchor)
+            if tag is branches.current:
+                kept = None if top.parent is None else self._add(Tag(ref, top, tag.user))
+                branches.current = kept
+            else:
+                branches.superseded.remove(tag)
+            self._remove(tag, quiet=True)
+        free = [node for node in nodes.values() if node.id not in self._users]
+        for node in free:
+            self._released[node.id] = ref
+            self._released_of.setdefault(ref, {})[node.id] = node
+        if not branches.tags():
+            del self._branches[ref]
+        for anchor in anchors:
+            self._notify(anchor)
+        self._check_freed(ref)
+        return free
+
+    def split_tail(self, ref: SessionRef, top: Any) -> None:
+        """What lies below `top` on the current branch counts as offloaded from now on."""
+        branches = self._branches.get(ref)
+        former = branches.current if branches is not None else None
+        if former is None or not self._below(top, former.anchor):
+            return
+        self.rejoin(ref)
+        former = branches.current
+        tail = self._add(Tag(ref, former.anchor, OffloadedTail(ref.key)))
+        branches.superseded.append(tail)
+        kept = None if top.parent is None else self._add(Tag(ref, top, former.user))
+        branches.current = kept
+        self._remove(former)
+
+    def rejoin(self, ref: SessionRef) -> None:
+        """The offloaded tail of the current branch is wanted again."""
+        branches = self._branches.get(ref)
+        tail = OffloadedTail(ref.key)
+        for tag in [t for t in branches.superseded if t.user == tail] if branches else ():
+            current = branches.current
+            if current is not None and not self._below(current.anchor, tag.anchor):
+                continue
+            branches.superseded.remove(tag)
+            branches.current = self._add(Tag(ref, tag.anchor, ref.key))
+            if current is not None:
+                self._remove(current)
+            self._remove(tag)
+
     def unrelease(self, nodes: Iterable[Any]) -> None:
         """Nodes that were to be freed are wanted again: back to plain order."""
         for node in nodes:
@@ -269,6 +329,18 @@ class OwnershipTags:
                 self._remove(old)
         self._notify(leaf)
         return True
+
+    @staticmethod
+    def _below(top: Any, end: Any) -> list[Any] | None:
+        """Nodes from `end` up to below `top`, or None if `top` is not above `end`."""
+        nodes = []
+        node = end
+        while node is not top:
+            if node.parent is None:
+                return None
+            nodes.append(node)
+            node = node.parent
+        return nodes
 
     def _supersede(self, branches: Branches, former: Tag) -> None:
         """Keep the branch that `former` tagged, and at most `MAX_SUPERSEDED` such."""

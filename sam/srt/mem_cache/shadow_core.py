@@ -289,6 +289,13 @@ class ShadowTreeCore(FollowedTreeCore):
         """The live node, or None if it was deleted."""
         return self.shadow.nodes.get(node_id) if self.ordering else None
 
+    def root(self) -> ShadowNode:
+        return self.shadow.root
+
+    def path_end(self, node: ShadowNode) -> int:
+        """Tokens from the root to the node's end."""
+        return node.end
+
     def live_nodes(self) -> list[ShadowNode]:
         """All nodes but the root, in order of creation."""
         return [node for node in self.shadow.nodes.values() if node.parent is not None]

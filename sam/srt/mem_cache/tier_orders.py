@@ -18,6 +18,11 @@ from sam.core.retention import NextUse, Standing
 from sam.srt.mem_cache.ownership import OwnershipTags
 
 
+def _has_no_copy_below(node: Any) -> bool:
+    """Host memory is the last tier that the tree knows of."""
+    return False
+
+
 class TierOrders:
     """See the module. `when` names the attribute that holds a node's last access.
 
@@ -37,7 +42,6 @@ class TierOrders:
         self._tags = tags
         self._leaf_tests = (is_device_leaf, is_host_leaf)
         self._when_of = attrgetter(when)
-        self._backed_of = attrgetter("backuped")
         self._trust_ends, self._use_lru = True, False
         self.bind({})
 
@@ -45,7 +49,9 @@ class TierOrders:
         """From now on the nodes are these; no leaf is queued, users stay."""
         users = self.device.standings() if hasattr(self, "device") else []
         self._nodes = nodes
-        self.device, self.host = (self._create(nodes, is_leaf) for is_leaf in self._leaf_tests)
+        is_device_leaf, is_host_leaf = self._leaf_tests
+        self.device = self._create(nodes, is_device_leaf, attrgetter("backuped"))
+        self.host = self._create(nodes, is_host_leaf, _has_no_copy_below)
         self._each("trust_ends", self._trust_ends)
         self._each("use_lru", self._use_lru)
         for name, standing in users:
@@ -100,13 +106,18 @@ class TierOrders:
         setattr(self.device, name, value)
         setattr(self.host, name, value)
 
-    def _create(self, nodes: Mapping[int, Any], is_leaf: Callable[[Any], bool]) -> LeafOrder:
+    def _create(
+        self,
+        nodes: Mapping[int, Any],
+        is_leaf: Callable[[Any], bool],
+        backed_of: Callable[[Any], bool],
+    ) -> LeafOrder:
         view = LeafView(
             nodes=nodes,
             is_leaf=is_leaf,
             users_of=self._tags.users_of,
             when_of=self._when_of,
             time_of=self.clock.time_of,
-            backed_of=self._backed_of,
+            backed_of=backed_of,
         )
         return create_leaves(self.policy, view)

@@ -22,6 +22,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     status: ActionStatus
     tokens: TierTokens = TierTokens()
     reason: str = ""
+    span: tuple[int, int] | None = None
 
 
 def done(*, device: int = 0, host: int = 0, reason: str = "") -> Outcome:
@@ -133,25 +134,60 @@ class EvictTask:
         return Outcome(status=status, tokens=TierTokens(device=device, host=host), reason="resumed")
 
 
+class SpanEvictTask(EvictTask):
+    """Free what of a span only this session uses; what hangs below goes as well."""
+
+    def __init__(self, cache: Any, ref: SessionRef, span: Any, clipped: str) -> None:
+        self._span = span
+        self._clipped = clipped
+        super().__init__(cache, [ref], {})
+
+    def absorb(self, ref: SessionRef) -> None:
+        self._cache.tree_core.tags.cut(ref, self._span.top, self._span.ends)
+        self._refs[ref] = None
+        self._in_use = None
+
+    def _outcome(self) -> Outcome:
+        outcome, span = super()._outcome(), self._span
+        if self._clipped and outcome.status is ActionStatus.DONE:
+            fields = {"status": ActionStatus.CLIPPED, "reason": self._clipped}
+            outcome = msgspec.structs.replace(outcome, **fields)
+        return msgspec.structs.replace(outcome, span=(span.start, span.end))
+
+
 class OffloadTask:
     """Make sure that the session's current branch has host copies, root to leaf.
+
+    With a `span` only what lies below its top leaves the device, and goes first.
 
     With `release_now` the device copies that nobody else needs go at once, as soon as the
     copies have landed, those of branches that the session left too: they hang below what
     is to go. Otherwise they go first under pressure (their retention class).
     """
 
-    def __init__(self, cache: Any, ref: SessionRef, *, release_now: bool) -> None:
+    def __init__(
+        self,
+        cache: Any,
+        ref: SessionRef,
+        *,
+        release_now: bool,
+        span: Any = None,
+        clipped: str = "",
+    ) -> None:
         self._cache = cache
+        self._span = span
         self.ref = ref
         self.keys = {ref.key}
         self._release_now = release_now
         self._in_flight: list[int] = []
         self._backed_up = 0
-        self._clipped = ""
+        self._clipped = clipped
         tags = cache.tree_core.tags
         leaf = tags.current(ref)
         leaves = tags.branch_ends(ref) if release_now else [leaf] if leaf is not None else []
+        if span is not None:
+            leaves = span.ends
+            tags.split_tail(ref, span.top)
         if leaves and not cache.has_host_tier():
             self._clipped = "no_host_tier"
         else:
@@ -183,15 +219,17 @@ class OffloadTask:
         freed = self._demote() if self._release_now else 0
         tokens = TierTokens(device=freed, host=self._backed_up)
         status = ActionStatus.CLIPPED if self._clipped else ActionStatus.DONE
-        return Outcome(status=status, tokens=tokens, reason=self._clipped)
+        span = None if self._span is None else (self._span.start, self._span.end)
+        return Outcome(status=status, tokens=tokens, reason=self._clipped, span=span)
 
     def _demote(self) -> int:
         """Drop device copies of the session's private part, leaf first; tokens freed."""
         core = self._cache.tree_core
         private = core.tags.private_ids(self.ref)
         freed = 0
+        top_end = -1 if self._span is None else core.path_end(self._span.top)
         for node in core.tags.branch_nodes(self.ref):
-            if node.id not in private or node.evicted:
+            if node.id not in private or node.evicted or core.path_end(node) <= top_end:
                 continue
             if self._cache.can_demote(node):
                 freed += self._cache.demote_node(node)
@@ -225,12 +263,16 @@ class PrefetchTask:
     Loads the longest root-first part that fits the budget.
     """
 
-    def __init__(self, cache: Any, ref: SessionRef, budget: PrefetchBudget) -> None:
+    def __init__(
+        self, cache: Any, ref: SessionRef, budget: PrefetchBudget, span: Any = None
+    ) -> None:
         self._cache = cache
         self.keys = {ref.key}
+        self._span = None if span is None else (span.start, span.end)
         self._outcome = done(reason="already_on_device")
         self._node_id: int | None = None
-        leaf = cache.tree_core.tags.current(ref)
+        cache.tree_core.tags.rejoin(ref)
+        leaf = cache.tree_core.tags.current(ref) if span is None else span.bottom
         missing = [node for node in path_up(leaf) if node.evicted]
         if missing:
             self._start(missing[::-1], budget)
@@ -260,11 +302,14 @@ class PrefetchTask:
     def poll(self) -> Outcome | None:
         if self._node_id is not None and self._node_id in self._cache.ongoing_load_back:
             return None
-        return self._outcome
+        return msgspec.structs.replace(self._outcome, span=self._span)
 
 
 class TaskGroup:
-    """Several moves under one action: done when all are, tokens added up."""
+    """Several moves under one action: done when all are, tokens added up. `again`: one of
+    them is to be started again when the session's requests are over."""
+
+    again = False
 
     def __init__(self, parts: list[Any]) -> None:
         self._tasks = [part for part in parts if not isinstance(part, Outcome)]

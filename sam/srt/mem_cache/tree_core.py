@@ -147,6 +147,13 @@ class SessionTreeCore(UnifiedTreeCore):
         """The live node, or None if it was deleted."""
         return self._node_arena.get(node_id)
 
+    def root(self) -> Any:
+        return self.root_node
+
+    def path_end(self, node: Any) -> int:
+        """Tokens from the root to the node's end. O(depth)."""
+        return sum(len(step.key) for step in path_up(node))
+
     def live_nodes(self) -> list[Any]:
         """All nodes but the root, in order of creation."""
         return [n for n in self._node_arena.values() if n is not self.root_node]
@@ -193,5 +200,11 @@ class SessionTreeCore(UnifiedTreeCore):
         return chain
 
     def check_tags(self) -> None:
-        """Raise AssertionError if the tags and the tree disagree."""
+        """Raise AssertionError if the tags, the orders and the tree disagree."""
         self.tags.check(self._node_arena)
+        for order, leaves in (
+            (self.orders.device, self.evictable_device_leaves),
+            (self.orders.host, self.evictable_host_leaves),
+        ):
+            lost = [node.id for node in leaves if not order.holds(node)]
+            assert not lost, f"leaves that are not queued: {lost[:10]}"
