@@ -87,7 +87,7 @@ def test_the_end_of_a_root_ends_what_is_below(server, sam):
 def test_a_long_tool_moves_the_session_down_and_back(server, sam):
     timing = Timing(min_wait_s=0.1, offload_after_s=0.5, lead_s=0.7, request_timeout_s=10)
     sam = AgentSessions(sam_client(server), timing=timing, tool_times=ToolTimes({"build": 1.5}))
-    task = sam.session("tool")
+    task, before = sam.session("tool"), n_expected(server)
     task.create(**ask("build it"))
     seen = []
     with task.tool("build"):
@@ -101,6 +101,11 @@ def test_a_long_tool_moves_the_session_down_and_back(server, sam):
     answer = task.create(**ask("build it"))
     assert cached_tokens(answer) == answer.usage.prompt_tokens - 1
     assert sam.stats.failed == 0
+    assert n_expected(server) == before + 1
+
+
+def n_expected(server):
+    return settled_summary(server)["actions"].get("session.expect:done", 0)
 
 
 def sam_client(server):
