@@ -28,27 +28,111 @@ PATCH_MARKERS: dict[str, str] = {
 
 USED_MEMBERS: dict[str, tuple[str, ...]] = {
     "sglang.srt.mem_cache.unified_cache.unified_tree_core:UnifiedTreeCore": (
+        "reset",
+        "evict_device_start",
+        "evict_device_next_node",
+        "evict_device_end",
+        "drive_host_eviction",
         "_split_node",
         "_remove_leaf_from_parent",
+        "_unregister_node",
+        "_update_evictable_leaf_sets",
         "_delete_unbacked_device_leaf",
         "_evict_host_leaf",
+        "_reclaim_full_host_duplicates",
+        "_node_arena",
+        "root_node",
+        "is_write_back",
+        "evictable_device_leaves",
+        "evictable_host_leaves",
     ),
     "sglang.srt.mem_cache.unified_radix_cache:UnifiedRadixCache": (
         "checkpoint_into_tree",
         "check_hicache_events",
         "ready_to_load_host_cache",
         "claim_kv_row",
+        "init_hicache",
         "load_back",
+        "has_free_load_back_slot",
+        "sanity_check",
+        "_evict",
+        "_match_tree",
         "_reset_full",
         "_apply_eviction_result",
         "_execute_and_commit_kv_backup",
         "_demote",
         "_component_available_size",
+        "tree_core",
+        "cache_controller",
+        "ongoing_write_through",
+        "ongoing_load_back",
     ),
     "sglang.srt.mem_cache.base_prefix_cache:BasePrefixCache": ("on_release", "finish"),
+    "sglang.srt.entrypoints.openai.serving_base:OpenAIServingBase": ("_resolve_lora_path",),
+    "sglang.srt.entrypoints.openai.serving_chat:OpenAIServingChat": (
+        "_validate_request",
+        "_convert_to_internal_request",
+        "_handle_non_streaming_request",
+        "_generate_chat_stream",
+    ),
+    "sglang.srt.entrypoints.openai.protocol:ChatCompletionRequest": (
+        "_format_add_generation_prompt",
+    ),
+    "sglang.srt.server_args:ServerArgs": ("add_cli_args", "from_cli_args"),
 }
-"""Upstream members that the overlay overrides or calls, by `module:Class`; checked at start
-and by `scripts/check_drift.py`."""
+"""Upstream members that the overlay overrides, hooks, or calls by a private name, by
+`module:Class`; what a method sets on `self` counts. Checked at start and by
+`scripts/check_drift.py`."""
+
+USED_RUST_MEMBERS: dict[str, tuple[str, ...]] = {
+    "sglang.srt.mem_cache.rust_tree_core.adapter:RustUnifiedTreeCore": (
+        "reset",
+        "match_prefix",
+        "begin_insert",
+        "resume_insert",
+        "end_insert",
+        "insert_host",
+        "inc_lock_ref",
+        "dec_lock_ref",
+        "inc_host_lock_ref",
+        "dec_host_lock_ref",
+        "commit_backup",
+        "mark_write_through_pending",
+        "finish_write_through",
+        "commit_load_back",
+        "finish_load_back",
+        "evict_device_start",
+        "evict_device_next_node",
+        "evict_device_leaf",
+        "evict_device_end",
+        "demote",
+        "drop_subtree_no_host",
+        "drive_host_eviction",
+        "collect_path_info",
+        "set_host_memory_buffer_only",
+        "is_host_memory_buffer_only",
+        "is_backuped",
+        "inc_full_pin",
+        "dec_full_pin",
+        "full_protected_size",
+        "full_evictable_size",
+        "root_node_handle",
+        "match_full_device_prefix",
+        "build_storage_backup_spec",
+        "snapshot_buffer_backup",
+        "is_write_back",
+        "page_size",
+        "_binding",
+    ),
+    "sglang.srt.mem_cache.rust_tree_core.extension:RustUnifiedTreeCoreBinding": (
+        "collect_path_info",
+        "node_backuped",
+        "is_full_device_evicted",
+        "validate_buffer_backup",
+    ),
+}
+"""The same of the Rust core; checked where SGLang can import it, which is not on every
+device."""
 
 
 class UpstreamError(RuntimeError):
@@ -97,8 +181,31 @@ def missing_patches() -> list[str]:
 
 
 def missing_members() -> list[str]:
-    members = [f"{owner}.{name}" for owner, names in USED_MEMBERS.items() for name in names]
-    return [member for member in members if resolve(member) is None]
+    tables = [USED_MEMBERS, *([USED_RUST_MEMBERS] if has_rust_core() else [])]
+    return [
+        f"{owner}.{name}"
+        for table in tables
+        for owner, names in table.items()
+        for name in names
+        if not _has_member(owner, name)
+    ]
+
+
+def has_rust_core() -> bool:
+    """Whether SGLang's Rust tree core can be imported here."""
+    try:
+        importlib.import_module("sglang.srt.mem_cache.rust_tree_core.adapter")
+    except Exception:
+        return False
+    return True
+
+
+def _has_member(owner: str, name: str) -> bool:
+    if resolve(f"{owner}.{name}") is not None:
+        return True
+    cls = resolve(owner)
+    bodies = [member for base in getattr(cls, "__mro__", ()) for member in vars(base).values()]
+    return any(name in body.__code__.co_names for body in bodies if hasattr(body, "__code__"))
 
 
 def verify() -> None:
