@@ -39,7 +39,8 @@ class SamConfig(msgspec.Struct, frozen=True, kw_only=True):
     hint_result_ttl_s: float = 300.0
     max_hint_results: int = 4_096
     raise_on_error: bool = False
-    tree_core: Literal["python", "rust"] = "python"
+    tree_core: Literal["rust", "python"] = "rust"
+    regret_guard: bool = True
     retention_policy: Literal["next-use", "lru", "session-ref"] = "next-use"
 
     def in_flight_per_tenant(self) -> int:
@@ -71,8 +72,9 @@ HELP = {
     "hint_result_ttl_s": "how long GET /kv_hints/{message_id} knows a message",
     "max_hint_results": "messages it knows; of actions four times as many",
     "raise_on_error": "tests: an internal error stops the server instead of being counted",
+    "regret_guard": "fall back to LRU while the next-use order misses more than it would",
     "retention_policy": "order in which cached KV goes: next-use, or SGLang's own two",
-    "tree_core": "sessions over SGLang's Python or Rust tree core",
+    "tree_core": "sessions over SGLang's Rust or Python tree core",
 }
 """What each setting means, for `--help`."""
 

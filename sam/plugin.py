@@ -57,9 +57,9 @@ def create_tree_core(params: Any, components: dict[Any, Any]) -> Any:
 
 
 def create_rust_tree_core(params: Any, components: dict[Any, Any]) -> Any:
-    from sam.srt.mem_cache.shadow_core import create_shadow_core
+    from sam.srt.mem_cache.core_choice import create_core
 
-    return create_shadow_core(params, components)
+    return create_core(params, components)
 
 
 def create_ingress(tokenizer_manager: Any) -> Any | None:
@@ -98,6 +98,11 @@ def _refuse_unsupported(ctx: Any) -> None:
         )
     elif get_memory().enable_session_radix_cache:
         reason = "--enable-session-radix-cache is replaced by sam's own sessions"
+    elif ctx.params.eviction_policy.lower() != "lru":
+        reason = (
+            f"--radix-eviction-policy {ctx.params.eviction_policy} has no effect: sam orders "
+            "by next use (--sam-retention-policy)"
+        )
     elif (
         get_memory().enable_hierarchical_cache
         and get_memory().hicache_host_memory_mode == "buffer_only"

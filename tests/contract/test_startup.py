@@ -3,10 +3,12 @@
 import os
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from harness_pools import server_settings
 
 from sam import plugin
 from sam.config import ConfigError, load_config
@@ -20,6 +22,17 @@ def run_python(*args, path):
     env = {**os.environ, "PYTHONPATH": str(path)}
     command = [sys.executable, *args]
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+
+
+@contextmanager
+def serving_settings():
+    settings = {"page_size": 1, "hicache": False, "host_ratio": 1.0}
+    override = server_settings(write_policy="write_back", **settings)
+    override.install()
+    try:
+        yield
+    finally:
+        override.restore()
 
 
 @pytest.fixture(scope="module")
@@ -71,12 +84,13 @@ def test_wrong_version_is_an_error_with_the_remedy(tmp_path):
     [
         ({"is_hybrid_swa": True}, "hybrid sliding-window models are not supported"),
         ({"is_hybrid_ssm": True}, "hybrid Mamba/linear-attention models are not supported"),
+        ({"params": SimpleNamespace(eviction_policy="lfu")}, "--sam-retention-policy"),
         ({"disable_radix_cache": True}, "--disable-radix-cache"),
     ],
 )
 def test_what_cannot_take_effect_is_refused(change, text):
     usual = {"is_hybrid_swa": False, "is_hybrid_ssm": False, "disable_radix_cache": False}
-    with pytest.raises(ValueError, match="--radix-cache-backend sam: ") as error:
+    with serving_settings(), pytest.raises(ValueError, match="cache-backend sam: ") as error:
         plugin.create_cache(SimpleNamespace(**usual | change))
     assert text in str(error.value) and "start without" in str(error.value)
 
@@ -93,3 +107,38 @@ def test_patch_markers_are_those_of_the_series():
 def test_bad_setting_names_itself(value):
     with pytest.raises(ConfigError, match="SAM_MAX_SESSIONS"):
         load_config({"SAM_MAX_SESSIONS": value})
+
+
+@pytest.mark.parametrize(
+    "params, components, reason",
+    [
+        ({"is_eagle": True}, None, "bigram keys"),
+        ({}, ("FULL", "SWA"), "only full attention"),
+    ],
+)
+def test_the_python_core_serves_where_the_rust_core_cannot(
+    monkeypatch, caplog, params, components, reason
+):
+    from sglang.srt.mem_cache.unified_cache.components import ComponentType
+
+    from sam.srt.mem_cache import core_choice
+
+    made = []
+    monkeypatch.setattr(core_choice, "SessionTreeCore", lambda *args: made.append(args))
+    names = components or ("FULL",)
+    given = SimpleNamespace(**{"is_eagle": False} | params)
+    core_choice.create_core(given, {ComponentType[name]: None for name in names})
+    assert len(made) == 1 and reason in caplog.text
+
+
+def test_the_python_core_serves_without_the_rust_extension(monkeypatch, caplog):
+    from sglang.srt.mem_cache.unified_cache.components import ComponentType
+
+    from sam.srt.mem_cache import core_choice
+
+    monkeypatch.setattr(core_choice, "resolve_tree_core_backend", lambda name, params: name)
+    monkeypatch.setitem(sys.modules, "sam.srt.mem_cache.shadow_core", None)
+    monkeypatch.setattr(core_choice, "SessionTreeCore", lambda *args: "python")
+    given = SimpleNamespace(is_eagle=False)
+    assert core_choice.create_core(given, {ComponentType.FULL: None}) == "python"
+    assert "no Rust tree core here" in caplog.text

@@ -28,6 +28,7 @@ from sam.core.actions import ActionResult
 from sam.core.lineage import SessionState
 from sam.srt.managers.bindings import ANSWERED_ACTION, QUERY_ACTION, Route
 from sam.srt.managers.hint_manager import HintManager
+from sam.srt.managers.regret import RegretWatch
 from sam.srt.mem_cache.inspect import answer_query
 from sam.srt.mem_cache.tree_core import DropResult, SessionTreeCore
 from sam.srt.observability.metrics import SchedulerMetrics
@@ -53,6 +54,7 @@ class SessionRadixCache(UnifiedRadixCache):
         super().__init__(params)
         self.tree_core.use_policy(self.config.retention_policy)
         self.hints.attach(self.tree_core)
+        self.regret = self._create_regret_watch()
         if params.enable_metrics and get_parallel().tp_rank == 0:
             self.hints.metrics = SchedulerMetrics()
 
@@ -66,6 +68,8 @@ class SessionRadixCache(UnifiedRadixCache):
         super().checkpoint_into_tree(req, up_to=up_to, **kwargs)
         if not self.disable and self.hints.requests:
             self._guard(self._tag_branch, req)
+        if self.regret is not None and len(self.hints.retention) and req.finished():
+            self._guard(self._watch_regret, req)
 
     def on_release(self, req: Any, *, checkpointed: bool) -> None:
         super().on_release(req, checkpointed=checkpointed)
@@ -219,6 +223,29 @@ class SessionRadixCache(UnifiedRadixCache):
         if tagged is not None and node is not None:
             ref, ended = tagged
             self.tree_core.tags.set_branch(ref, node, ended=ended)
+
+    def init_hicache(self, *args: Any, **kwargs: Any) -> None:
+        super().init_hicache(*args, **kwargs)
+        if self.regret is not None:
+            host_pages = self.cache_controller.mem_pool_host.available_size() // self.page_size
+            inclusive = self.cache_controller.write_policy != "write_back"
+            self.regret.add_host_tier(host_pages, inclusive=inclusive)
+
+    def _create_regret_watch(self) -> RegretWatch | None:
+        """None where there is nothing to regret: another policy, or the guard is off."""
+        if not self.config.regret_guard or self.config.retention_policy != "next-use":
+            return None
+        pages = self._component_available_size(BASE_COMPONENT_TYPE) // self.page_size
+        watch = RegretWatch(pages, self.page_size, self.tree_core.orders)
+        self.hints.retention.attach(watch.pair)
+        return watch
+
+    def _watch_regret(self, req: Any) -> None:
+        node = self.tree_core.find_node(req.last_node)
+        if node is not None:
+            tagged = self.hints.branch_ref(req.rid)
+            ref = tagged[0] if tagged is not None and not tagged[1] else None
+            self.regret.request_over(self.tree_core.tags, node, ref, self.hints.table.now_s)
 
     def _request_over(self, req: Any) -> None:
         """A retracted request comes back, unless it is released with a pending abort

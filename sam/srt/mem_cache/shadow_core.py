@@ -8,12 +8,10 @@ no tags the order is the core's own.
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 from sglang.srt.environ import envs
 from sglang.srt.mem_cache.unified_cache.components import BASE_COMPONENT_TYPE
-from sglang.srt.mem_cache.unified_cache.tree_core_registry import resolve_tree_core_backend
 from sglang.srt.mem_cache.unified_cache.unified_tree_core_interface import (
     BaseEvictionResult,
     DemoteResult,
@@ -26,25 +24,6 @@ from sam.srt.mem_cache.shadow_follow import FollowedTreeCore, Mismatch
 from sam.srt.mem_cache.shadow_sync import compare, is_unlocked
 from sam.srt.mem_cache.shadow_tree import ShadowNode, is_device_leaf
 from sam.srt.mem_cache.tree_core import DropResult, SessionTreeCore
-
-logger = logging.getLogger(__name__)
-
-
-def create_shadow_core(params: Any, components: dict[Any, Any]) -> Any:
-    """Factory of the tree core backend `sam_rust`; the Python core where Rust cannot serve."""
-    reason = None
-    if set(components) != {BASE_COMPONENT_TYPE}:
-        reason = "only full attention is followed"
-    elif params.eviction_policy.lower() != "lru":
-        reason = f"the eviction policy {params.eviction_policy} is not followed"
-    elif params.is_eagle:
-        reason = "bigram keys are not followed"
-    elif resolve_tree_core_backend("rust", params) != "rust":
-        reason = "SGLang falls back (see its message above)"
-    if reason is None:
-        return ShadowTreeCore(params)
-    logger.warning("sam: using the Python tree core: %s", reason)
-    return SessionTreeCore(params, components)
 
 
 class _Walk:
