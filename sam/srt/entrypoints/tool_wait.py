@@ -15,16 +15,12 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any
 
-from sam.core.actions import ActionKind
-from sam.core.hints import PROTOCOL_VERSION
-from sam.srt.managers.bindings import INTERNAL_PREFIX
+from sam.core.actions import ACTION_VERSION, ActionKind
+from sam.core.gaps import FINISH_TOOL_CALLS
+from sam.srt.managers.bindings import ANSWERED_ACTION
 
 logger = logging.getLogger(__name__)
 
-ANSWERED_ACTION = f"{INTERNAL_PREFIX}answered"
-"""A session's answer has ended. Payload: `session_id`, `tenant`, `time_s`, `finish_reason`,
-`tool_name` (of the first call; None where it has no name)."""
-FINISH_TOOL_CALLS = "tool_calls"
 HANDLER = "sglang.srt.entrypoints.openai.serving_chat.OpenAIServingChat"
 _MAX_NAME_CHARS = 128
 # Inside a JSON string the quotes have a backslash before them: these can only be keys.
@@ -136,7 +132,7 @@ def _tell(dispatch: Any, obj: Any, tool_name: str | None, time_s: float) -> None
         action = {
             "action_id": "answered",
             "action_type": ANSWERED_ACTION,
-            "action_version": PROTOCOL_VERSION,
+            "action_version": ACTION_VERSION,
             "payload": payload,
         }
         dispatch.tell(session["tenant"], action)
