@@ -320,6 +320,20 @@ def test_duplicates_are_idempotent(make_rig, page_size):
     assert rig.hint("evict", "never").status == "missing"
 
 
+def test_accesses_after_a_flush_happen_after_it(make_rig, page_size):
+    """(24)"""
+    rig = make_rig(page_size=page_size)
+    for i in range(40):
+        rig.run(text(i), session="a")
+    rig.flush()
+    rig.clock += 500.0
+    rig.run(text(1), session="a")
+    rig.run(text(7))
+    orders = rig.cache.tree_core.orders
+    whens = [orders.device.view.when_of(node) for node in rig.cache.tree_core.live_nodes()]
+    assert all(orders.clock.time_of(when) > rig.clock - 10.0 for when in whens)
+
+
 def test_rollback_supersedes_the_old_branch_and_end_frees_both(make_rig, page_size):
     rig = make_rig(page_size=page_size)
     rig.run(SYSTEM + text(1), session="a")

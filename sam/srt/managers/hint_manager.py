@@ -360,7 +360,10 @@ class HintManager:
         self.action_counts[counted] = self.action_counts.get(counted, 0) + 1
         if self.metrics is not None:
             self.metrics.observe(result)
-            self.metrics.gauges(len(self.table), self.n_pending)
+            core = self._cache.tree_core
+            self.metrics.gauges(
+                len(self.table), self.n_pending, core.n_mismatches, core.orders.use_lru
+            )
         return result
 
     def _report(self, envelope_id: str, results: list[ActionResult], route: Any) -> None:

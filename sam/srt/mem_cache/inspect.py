@@ -63,6 +63,22 @@ def summary(cache: Any) -> dict[str, Any]:
         "host": _host_pool(cache),
         "tree_core": type(core).__name__,
         "tree_core_mismatches": core.n_mismatches,
+        "retention": retention(cache),
+    }
+
+
+def retention(cache: Any) -> dict[str, Any]:
+    """The order in which KV goes, and whether one of its brakes is on."""
+    orders, watch = cache.tree_core.orders, cache.regret
+    trust = cache.hints.retention.end_trust
+    return {
+        "policy": orders.policy,
+        "in_stock_order": not getattr(cache.tree_core, "ordering", True),
+        "ends_trusted": trust.trusted,
+        "ends": trust.n_ends,
+        "returns_after_end": trust.n_returns,
+        "lru_by_regret": orders.use_lru,
+        "regret_switches": 0 if watch is None else watch.n_switches,
     }
 
 

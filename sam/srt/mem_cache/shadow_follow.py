@@ -67,7 +67,9 @@ class FollowedTreeCore(RustUnifiedTreeCore):
 
     def _start_over(self) -> None:
         self.tags.clear()
+        clock = self.shadow.clock if hasattr(self, "shadow") else 0
         self.shadow = ShadowTree(self.root_node_handle(), self.orders)
+        self.shadow.clock = clock
         self.ordering = True
         self._n_rebuilds = 0
         self._insert_tokens = 0

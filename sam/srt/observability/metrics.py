@@ -78,6 +78,17 @@ class SchedulerMetrics:
             labelnames=["action", "tier"],
         )
 
+        self._mismatches = Gauge(
+            "sglang:sam_tree_core_mismatches",
+            "Times the shadow tree had to be rebuilt from SGLang's tree core.",
+            multiprocess_mode="mostrecent",
+        )
+        self._lru = Gauge(
+            "sglang:sam_lru_by_regret",
+            "1 while the regret guard has the order fall back to LRU.",
+            multiprocess_mode="mostrecent",
+        )
+
     def observe(self, result: Any) -> None:
         """Count one `sam.core.actions.ActionResult`."""
         action = result.action_type
@@ -87,6 +98,8 @@ class SchedulerMetrics:
             if n_tokens:
                 self._tokens.labels(action=action, tier=tier).inc(n_tokens)
 
-    def gauges(self, n_sessions: int, n_pending: int) -> None:
+    def gauges(self, n_sessions: int, n_pending: int, n_mismatches: int, use_lru: bool) -> None:
         self._sessions.set(n_sessions)
         self._pending.set(n_pending)
+        self._mismatches.set(n_mismatches)
+        self._lru.set(use_lru)
