@@ -3,6 +3,7 @@
 import argparse
 import subprocess
 import sys
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -79,3 +80,15 @@ def test_the_servers_own_parser_knows_them():
     argv = ["--model-path", "none", "--radix-cache-backend", "sam", "--sam-strict-hints"]
     ran = subprocess.run([*base, *argv], capture_output=True, text=True, timeout=120)
     assert "strict: true" in ran.stdout, ran.stderr[-2000:]
+
+
+def test_the_operating_guide_lists_every_setting_with_its_default():
+    text = (Path(__file__).resolve().parents[2] / "docs" / "operating.md").read_text()
+    rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| `--sam-")]
+    listed = {row[1].strip("`"): row[2] for row in rows}
+    shown = {name: str(value) for name, value in msgspec.structs.asdict(SamConfig()).items()}
+    defaults = {
+        f"SAM_{name.upper()}": value.lower().removesuffix(".0") for name, value in shown.items()
+    }
+    assert listed == defaults
+    assert [row[0] for row in rows] == [f"| `--sam-{n.replace('_', '-')}`" for n in FIELDS]
