@@ -13,6 +13,8 @@ BENCHMARKS = {
     "overhead": "scheduler time per request on live servers, sam against stock",
     "hints": "latency of management requests on a server with a full batch",
     "soak": "random hints at full load, then the books are checked",
+    "memory": "bytes per node and per session; pauses of the garbage collector",
+    "frees": "what it costs to give evicted tokens back to SGLang's allocators",
 }
 USAGE = "usage: python -m sam.bench NAME [--help] [options]\n" + "\n".join(
     f"  {name:10}{about}" for name, about in BENCHMARKS.items()
