@@ -23,6 +23,9 @@ PATCH_MARKERS: dict[str, str] = {
     "evict-frees-once": (
         "sglang.srt.mem_cache.unified_radix_cache:UnifiedRadixCache._flush_walk_frees"
     ),
+    "storage-batch-remove": (
+        "sglang.srt.mem_cache.hicache_storage:HiCacheStorage.batch_remove"
+    ),
 }
 """Symbol that each patch of `patches/series` adds, as `module:name[.attribute]`."""
 

@@ -1,0 +1,1 @@
+"""Session semantics of the L3 pool: manifests, reclaim, prefetch by session."""
