@@ -30,6 +30,7 @@ class SamConfig(msgspec.Struct, frozen=True, kw_only=True):
     prefetch_lease_s: float = 30.0
     prefetch_pool_share: float = 0.5
     retain_pool_share: float = 0.25
+    max_offload_in_flight_tokens: int = 65_536
     max_pending_actions: int = 1_024
     max_in_flight_actions: int = 512
     max_in_flight_actions_per_tenant: int = 0
@@ -63,6 +64,7 @@ HELP = {
     "prefetch_lease_s": "how long a prefetched session counts as resuming",
     "prefetch_pool_share": "largest share of the device pool for one prefetch",
     "retain_pool_share": "largest share of the device pool that one owner may have retained",
+    "max_offload_in_flight_tokens": "tokens that one offload copies to the host at a time",
     "max_pending_actions": "actions under way in the scheduler; more are dropped",
     "max_in_flight_actions": "actions the scheduler has not yet looked at; more are dropped",
     "max_in_flight_actions_per_tenant": "of these, of one owner; 0: half of them",

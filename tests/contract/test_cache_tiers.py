@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from sam.config import SamConfig
 from sam.core.retention import NextUseRank
 from sam.core.sessions import SessionState
 
@@ -336,3 +337,45 @@ def test_a_failing_hint_is_counted_and_never_fails_the_request(make_rig, monkeyp
     no_actions = SimpleNamespace(actions=None, message_id="m")
     assert rig.cache.apply_kv_hints(SimpleNamespace(kv_hints=no_actions, http_worker_ipc=None))
     rig.cache.n_errors = 0
+
+
+def grown(rig, session_id, n_turns=8):
+    """A branch of as many nodes."""
+    ids = text(1, 16)
+    for turn in range(n_turns):
+        ids = rig.full_ids(rig.run(ids + text(turn + 2, 8), session=session_id, n_out=1))
+    return ids
+
+
+def test_an_evict_frees_so_many_nodes_a_step(make_rig, monkeypatch):
+    from sam.srt.mem_cache import tier_tasks
+
+    monkeypatch.setattr(tier_tasks, "NODES_PER_POLL", 2)
+    rig = make_rig(tokens=512)
+    grown(rig, "a")
+    n_left = [len(rig.branch("a"))]
+    assert rig.hint("evict", "a").status == "deferred"
+    while rig.cache.tree_core.live_nodes():
+        n_left.append(len(rig.cache.tree_core.live_nodes()))
+        rig.step()
+    assert len(n_left) > 3 and all(0 < a - b <= 2 for a, b in zip(n_left, n_left[1:], strict=False)), n_left
+    settle(rig)
+    assert rig.later_result().status == "done"
+    assert rig.allocator.available_size() == rig.tokens
+
+
+def test_an_offload_copies_so_much_at_a_time(make_rig):
+    config = SamConfig(raise_on_error=True, max_offload_in_flight_tokens=16)
+    rig = make_rig(tokens=512, config=config, write_policy="write_back")
+    grown(rig, "a")
+    device, before = rig.on_tiers("a")
+    rig.slow_transfers = "write"
+    rig.hint("demote", "a")
+    under_way = rig.on_tiers("a")[1] - before
+    assert 0 < under_way < device - before
+    rig.step()
+    assert rig.on_tiers("a")[1] - before == under_way
+    rig.slow_transfers = ""
+    settle(rig, 12)
+    assert rig.later_result().status == "done"
+    assert rig.on_tiers("a") == (device, device)

@@ -136,6 +136,10 @@ class OwnershipTags:
         """Only ended sessions used the node, and nobody does now."""
         return node.id in self._released
 
+    def released_by(self, node: Any) -> SessionRef | None:
+        """The life that let go of the node, where nobody needs it since."""
+        return self._released.get(node.id)
+
     def released_nodes(self, ref: SessionRef) -> list[Any]:
         """Nodes that nobody owns since this session let go of them, fragments of later
         splits included."""

@@ -44,6 +44,10 @@ def not_done(status: ActionStatus, reason: str) -> Outcome:
     return Outcome(status=status, reason=reason)
 
 
+NODES_PER_POLL = 256
+"""Nodes that one evict frees between two steps of the scheduler, where steps come anyway."""
+
+
 class EvictTask:
     """Free what only ended sessions used, deepest node first, on device and host.
 
@@ -58,6 +62,7 @@ class EvictTask:
         self._refs: dict[SessionRef, None] = {}
         self._cancelled = False
         self._freed = [0, 0]
+        self._n_freed = 0
         self._in_use: list[Any] | None = None
         for ref in refs:
             self.absorb(ref)
@@ -86,13 +91,17 @@ class EvictTask:
         """Free what can be freed now; the outcome once nothing is left to wait for."""
         if self._nothing_changed():
             return None
+        self._in_use = None
         core = self._cache.tree_core
         nodes = [node for ref in self._refs for node in core.tags.released_nodes(ref)]
-        nodes.sort(key=lambda node: -sum(1 for _ in path_up(node)))
+        nodes.sort(key=lambda node: -core.path_end(node))
         left_ids: set[int] = set()
         in_use = []
+        last = self._n_freed + NODES_PER_POLL if self._cache.has_host_tier() else None
         for node in nodes:
-            if core.find_node(node.id) is not node or self._drop_up(node):
+            if last is not None and self._n_freed >= last:
+                return None
+            if core.find_node(node.id) is not node or self._drop(node):
                 continue
             if core.is_locked(node):
                 in_use.append(node)
@@ -113,14 +122,18 @@ class EvictTask:
             for node in self._in_use
         )
 
-    def _drop_up(self, node: Any) -> bool:
-        """Drop a node, then what it was the last child of, if an ended session left that."""
+    def _drop(self, node: Any) -> bool:
+        """Drop a node, and above it what a session that ended before had to leave because of
+        it; nodes of the sessions at hand have their own turn."""
         core, first = self._cache.tree_core, node
         while core.find_node(node.id) is node and core.tags.is_released(node):
+            if node is not first and core.tags.released_by(node) in self._refs:
+                break
             parent, result = node.parent, core.drop_leaf(node)
             self._cache.drain(result)
             if not result.dropped:
                 break
+            self._n_freed += 1
             self._freed[0] += result.device_tokens
             self._freed[1] += result.host_tokens
             node = parent
@@ -179,7 +192,8 @@ class OffloadTask:
         self.ref = ref
         self.keys = {ref.key}
         self._release_now = release_now
-        self._in_flight: list[int] = []
+        self._in_flight: dict[int, int] = {}
+        self._waiting: list[Any] = []
         self._backed_up = 0
         self._clipped = clipped
         tags = cache.tree_core.tags
@@ -191,20 +205,35 @@ class OffloadTask:
         if leaves and not cache.has_host_tier():
             self._clipped = "no_host_tier"
         else:
-            for leaf in leaves:
-                self._back_up(leaf)
+            self._waiting = leaves[::-1]
+            self._back_up()
 
-    def _back_up(self, leaf: Any) -> None:
+    def _back_up(self) -> None:
+        """Start copies, root to leaf, as many as may be under way at once."""
         core = self._cache.tree_core
-        pending = [node.write_through_pending_id for node in path_up(leaf)]
-        self._in_flight += [ack_id for ack_id in pending if ack_id is not None]
-        for node_id in core.unbacked_chain(leaf):
+        while self._waiting:
+            leaf = self._waiting[-1]
+            if core.find_node(leaf.id) is leaf and not self._back_up_branch(leaf):
+                return
+            self._waiting.pop()
+
+    def _back_up_branch(self, leaf: Any) -> bool:
+        """False if the rest has to wait, or the host is full."""
+        for node in path_up(leaf):
+            if node.write_through_pending_id is not None:
+                self._in_flight.setdefault(node.write_through_pending_id, 0)
+        limit = self._cache.config.max_offload_in_flight_tokens
+        for node_id in self._cache.tree_core.unbacked_chain(leaf):
+            if sum(self._in_flight.values()) >= limit:
+                return False
             n_tokens = self._cache.back_up_node(node_id)
             if n_tokens == 0:
                 self._clipped = "host_full"
-                return
+                self._waiting.clear()
+                return False
             self._backed_up += n_tokens
-            self._in_flight.append(node_id)
+            self._in_flight[node_id] = n_tokens
+        return True
 
     def cancel(self, key: SessionKey) -> None:
         """The session is used again: host copies are no harm, device copies stay."""
@@ -213,7 +242,8 @@ class OffloadTask:
 
     def poll(self) -> Outcome | None:
         writing = self._cache.ongoing_write_through
-        self._in_flight = [i for i in self._in_flight if i in writing]
+        self._in_flight = {i: n for i, n in self._in_flight.items() if i in writing}
+        self._back_up()
         if self._in_flight:
             return None
         freed = self._demote() if self._release_now else 0
