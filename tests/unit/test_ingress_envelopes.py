@@ -75,6 +75,13 @@ def test_what_binds_rides_on_the_request_and_the_rest_keeps_its_order(server, hi
     assert shown["message_id"] == "mine" and len(shown["actions"]) == len(sent) + len(riding)
 
 
+def test_all_that_one_request_carries_has_one_time_stamp(server):
+    """The scheduler takes an older edit for one that the request overtook."""
+    obj = server.openai(chat({"session_id": "s"}, kv_hints=evict(), messages=MESSAGES), caller())
+    (bind,), (edit,) = actions_of(obj.kv_hints), actions_of(server.sent[0])
+    assert bind.time_s == edit.time_s > 0
+
+
 def test_requests_without_lists_refuse_them(server):
     plain = Server()
     made = [

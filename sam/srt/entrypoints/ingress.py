@@ -139,7 +139,13 @@ class AgentHintIngress(KvHintIngress):
         try:
             hint = parse_agent_hint(raw_hint)
             message_id = uuid.uuid4().hex
-            envelope = _lowered(hint, wire_id(tenant, message_id), tenant, manage_only=True)
+            envelope = lower(
+                hint,
+                message_id=wire_id(tenant, message_id),
+                now_s=time.time(),
+                tenant=tenant,
+                manage_only=True,
+            )
             self._note_unknown_keys(hint)
             return self.dispatch.submit(message_id, envelope, tenant, body)
         except HintError as error:
@@ -167,7 +173,7 @@ class AgentHintIngress(KvHintIngress):
         """Send a client's envelope without inference; its ranges index the lists of `body`.
         Raises ValueError if it is malformed."""
         decode_kv_hints_envelope(envelope)
-        message_id, stamped = self._stamped(envelope, tenant)
+        message_id, stamped = self._stamped(envelope, tenant, time.time())
         return self.dispatch.submit(message_id, stamped, tenant, body)
 
     async def query(self, what: str, timeout_s: float = 5.0, **payload: int) -> dict[str, Any]:
@@ -202,7 +208,7 @@ class AgentHintIngress(KvHintIngress):
             for own in kv_hints if isinstance(kv_hints, list) else [kv_hints]:
                 if own:
                     decode_kv_hints_envelope(own)
-                    self._stamped(own, "")
+                    self._stamped(own, "", time.time())
         except HintError as error:
             self.metrics.rejected(error.reason.value)
             raise
@@ -239,11 +245,12 @@ class AgentHintIngress(KvHintIngress):
                 self._note_unknown_keys(hint)
             except HintError as malformed:
                 error = malformed
-        own = kv_hints if isinstance(kv_hints, list) else [kv_hints]
-        lowered = [
-            self._together(hint, self._stamp_client(one, tenant), tenant, body, later)
-            for one in own
+        now_s = time.time()  # all that one request carries is of one time
+        own = [
+            self._stamp_client(one, tenant, now_s)
+            for one in (kv_hints if isinstance(kv_hints, list) else [kv_hints])
         ]
+        lowered = [self._together(hint, one, tenant, now_s, body, later) for one in own]
         if error is not None and any(lowered):
             self._report_beside(lowered, error, tenant)
         elif error is not None:
@@ -255,6 +262,7 @@ class AgentHintIngress(KvHintIngress):
         hint: AgentHint | None,
         own: dict[str, Any] | None,
         tenant: str,
+        now_s: float,
         body: ChatBody | None,
         later: list[dict[str, Any]],
     ) -> Any:
@@ -264,7 +272,9 @@ class AgentHintIngress(KvHintIngress):
         wire = own["message_id"] if own else wire_id(tenant, uuid.uuid4().hex)
         actions: list[dict[str, Any]] = []
         if hint is not None:
-            actions = _lowered(hint, wire, tenant, manage_only=False)["actions"]
+            actions = lower(
+                hint, message_id=wire, now_s=now_s, tenant=tenant, manage_only=False
+            )["actions"]
         if own is not None:
             for action in actions:
                 action["action_id"] = f"hint-{action['action_id']}"
@@ -276,13 +286,15 @@ class AgentHintIngress(KvHintIngress):
             later.append(envelope_of(wire, after))
         return decode_kv_hints_envelope(envelope_of(wire, ready))
 
-    def _stamp_client(self, kv_hints: object, tenant: str) -> dict[str, Any] | None:
+    def _stamp_client(
+        self, kv_hints: object, tenant: str, now_s: float
+    ) -> dict[str, Any] | None:
         """The client's envelope, ours to trust; a malformed one is reported and dropped."""
         if not kv_hints:
             return None
         try:
             decode_kv_hints_envelope(kv_hints)
-            _, stamped = self._stamped(kv_hints, tenant)
+            _, stamped = self._stamped(kv_hints, tenant, now_s)
             decode_kv_hints_envelope(stamped)
         except HintError as error:
             return self._rejected_envelope(error, tenant)
@@ -300,9 +312,11 @@ class AgentHintIngress(KvHintIngress):
                 action = rejected_hint(error.reason.value, error.detail)
                 self.results.open(message_id, tenant, [action], time.time())
 
-    def _stamped(self, envelope: object, tenant: str) -> tuple[str, dict[str, Any]]:
+    def _stamped(
+        self, envelope: object, tenant: str, now_s: float
+    ) -> tuple[str, dict[str, Any]]:
         """The client's message id, and the envelope as it goes to the scheduler."""
-        stamped = stamp_envelope(envelope, tenant=tenant, now_s=time.time())
+        stamped = stamp_envelope(envelope, tenant=tenant, now_s=now_s)
         message_id = check_id(
             stamped["message_id"],
             DEFAULT_LIMITS.max_id_bytes,
@@ -350,7 +364,3 @@ async def _session_of(request: Any, raw_request: Any) -> str | None:
     if isinstance(request.cache_salt, str) and await is_release_mode(raw_request):
         return request.cache_salt
     return None
-
-
-def _lowered(hint: AgentHint, wire: str, tenant: str, *, manage_only: bool) -> dict[str, Any]:
-    return lower(hint, message_id=wire, now_s=time.time(), tenant=tenant, manage_only=manage_only)
