@@ -6,8 +6,6 @@ from tests.client.conftest import NEW
 
 SYSTEM = "You are one of several careful agents. " * 30
 ADD = ["add", {"a": "1", "b": "3"}]
-RANGES = pytest.mark.xfail(strict=False, reason="message and tool ranges are being implemented")
-TOOL_WAIT = pytest.mark.xfail(strict=False, reason="the tool wait is being inferred by the server")
 
 
 def state_of(server, session_id):
@@ -40,7 +38,6 @@ def test_a_react_agent_calls_a_tool_and_goes_on(server, client, sid):
     assert state_of(server, session) == "idle"
 
 
-@TOOL_WAIT
 def test_the_server_knows_which_tool_the_session_waits_for(server, client, sid):
     agent, session = solo(client, sid), f"{sid}:session"
     client("run", agent=agent, session=session, query="add", scripts={agent: ["native", None]})
@@ -137,7 +134,6 @@ def test_compression_spares_the_parents_prefix(server, client, sid):
     assert client("offload_switches") == []
 
 
-@RANGES
 @pytest.mark.usefixtures("new_client_only")
 def test_compression_frees_the_window_that_it_replaced(server, client, sid):
     agent, session = f"{sid}-comp", f"{sid}:session"

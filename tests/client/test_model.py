@@ -19,7 +19,6 @@ TOOLS = [
     }
     for name in ("read_file", "search", "run_tests")
 ]
-RANGES = pytest.mark.xfail(strict=False, reason="message and tool ranges are being implemented")
 
 
 def talk(*texts):
@@ -172,7 +171,6 @@ def test_every_range_is_answered_in_the_clients_time(server, client, sid, action
     assert len(told) == 1 and len(told[0]["actions"]) == n_edits
 
 
-@RANGES
 @pytest.mark.parametrize("action", ["evict", "offload", "prefetch"])
 @pytest.mark.parametrize("target", ["messages", "tools", "messages and tools"])
 def test_every_range_is_carried_out(server, client, sid, action, target):
@@ -184,7 +182,6 @@ def test_every_range_is_carried_out(server, client, sid, action, target):
         assert outcome["status"] in ("done", "clipped") or outcome["reason"] == "already_on_device"
 
 
-@RANGES
 def test_evicted_messages_are_freed_from_the_first_changed_one_on(server, client, sid):
     body = {"messages": window("compress", 7), **key(sid)}
     first = client("invoke", **body)
@@ -201,7 +198,6 @@ def test_evicted_messages_are_freed_from_the_first_changed_one_on(server, client
     assert after - 1 <= cached(again) <= after
 
 
-@RANGES
 def test_evicted_tools_take_everything_after_them_along(server, client, sid):
     body = {"messages": window("tools"), "tools": TOOLS, **key(sid)}
     client("invoke", **body)
@@ -213,7 +209,6 @@ def test_evicted_tools_take_everything_after_them_along(server, client, sid):
     assert left["private"] + left["shared"] < prompt(client("invoke", **body)) / 2
 
 
-@RANGES
 def test_a_tail_attachment_is_answered_first_and_evicted_then(server, client, sid):
     """`manage_request: false` with the last message: the attachment does not stay."""
     messages = window("attached", 4) + [{"role": "user", "content": "the attachment " * 40}]
