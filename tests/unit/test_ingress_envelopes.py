@@ -9,7 +9,7 @@ pytest.importorskip("sglang")
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from sglang.srt.managers.io_struct import GenerateReqInput
-from test_ingress_parts import Server, actions_of, caller, chat, completion, envelope
+from test_ingress_parts import Server, actions_of, body_of, caller, chat, completion, envelope
 from test_ranges_parts import chat_handler, tool
 
 from sam.srt.entrypoints.routes import install_routes
@@ -80,6 +80,26 @@ def test_all_that_one_request_carries_has_one_time_stamp(server):
     obj = server.openai(chat({"session_id": "s"}, kv_hints=evict(), messages=MESSAGES), caller())
     (bind,), (edit,) = actions_of(obj.kv_hints), actions_of(server.sent[0])
     assert bind.time_s == edit.time_s > 0
+
+
+def test_an_envelope_beside_a_management_request_counts(server):
+    hint = {"session_id": "s", "context_management": {"manage_request": True}}
+    hint["context_management"]["edits"] = [{"type": "offload", "target": "session"}]
+    reply = body_of(server.openai(chat(hint, kv_hints=evict(), messages=MESSAGES), caller()))
+    shown = reply["kv_hints"]
+    assert shown["message_id"] == "mine"
+    ids = [action["action_id"] for action in shown["actions"]]
+    assert ids == ["hint-a0", "c0"] == [a.action_id for a in server.sent[0].actions]
+    own = envelope("session.demote", session_id="s", message_id="other")
+    broken = {"session_id": 5, "context_management": {"manage_request": True}}
+    obj = GenerateReqInput(agent_hint=broken, kv_hints=own)
+    shown = server.generate(obj, caller())["meta_info"]["kv_hints"]
+    statuses = {a["action_type"]: a["status"] for a in shown["actions"]}
+    assert statuses == {"session.demote": "accepted", "agent_hint": "rejected"}
+    for malformed in ("x", {"actions": 1}):
+        request = chat(hint, kv_hints=malformed, messages=MESSAGES)
+        shown = body_of(server.openai(request, caller()))["kv_hints"]["actions"]
+        assert sorted(a["status"] for a in shown) == ["accepted", "rejected"]
 
 
 def test_requests_without_lists_refuse_them(server):

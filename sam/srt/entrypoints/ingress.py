@@ -82,7 +82,7 @@ class AgentHintIngress(KvHintIngress):
                 request.agent_hint = CarriedHint(hint, body)
             return None
         tenant = tenant_of(raw_request, request.cache_salt, request.extra_key)
-        kv_hints = self.manage(hint, tenant, body)
+        kv_hints = self.manage(hint, tenant, body, request.kv_hints)
         return openai_reply(
             chat=chat,
             stream=bool(request.stream),
@@ -100,7 +100,7 @@ class AgentHintIngress(KvHintIngress):
             return None
         tenant = tenant_of(raw_request, obj.cache_salt, obj.extra_key)
         if is_manage(hint):
-            kv_hints = self.manage(hint, tenant)
+            kv_hints = self.manage(hint, tenant, None, fitting(obj))
             return generate_reply(kv_hints["message_id"], kv_hints)
         try:
             later: list[dict[str, Any]] = []
@@ -134,22 +134,22 @@ class AgentHintIngress(KvHintIngress):
 
     # -- for the routes -----------------------------------------------------------
 
-    def manage(self, raw_hint: object, tenant: str, body: ChatBody | None = None) -> dict[str, Any]:
-        """Accept or reject a management request; returns what the response shows."""
+    def manage(
+        self, raw_hint: object, tenant: str, body: ChatBody | None = None, kv_hints: object = None
+    ) -> dict[str, Any]:
+        """Accept or reject a management request, and what the client's own envelope says
+        beside it; returns what the response shows."""
         try:
-            hint = parse_agent_hint(raw_hint)
-            message_id = uuid.uuid4().hex
-            envelope = lower(
-                hint,
-                message_id=wire_id(tenant, message_id),
-                now_s=time.time(),
-                tenant=tenant,
-                manage_only=True,
-            )
-            self._note_unknown_keys(hint)
+            hint, error = self._parsed(raw_hint)
+            now_s = time.time()
+            own = self._stamp_client(kv_hints, tenant, now_s)
+            if error is not None and own is None:
+                return self._rejection(error, tenant)
+            envelope = _joined(hint, own, tenant, now_s, manage_only=True)
+            if error is not None:
+                self._report_beside([envelope["message_id"]], error, tenant)
+            message_id = client_id(tenant, envelope["message_id"])
             return self.dispatch.submit(message_id, envelope, tenant, body)
-        except HintError as error:
-            return self._rejection(error, tenant)
         except Exception:
             logger.exception("sam: a management request failed")
             return self._reject("internal_error", "see the server log", tenant)
@@ -238,13 +238,7 @@ class AgentHintIngress(KvHintIngress):
     ) -> Any:
         """The envelope(s) of an inference: the client's own, stamped, plus the lowered hint.
         Envelopes of edits that can be sent only after it are added to `later`."""
-        hint, error = None, None
-        if raw_hint is not None:
-            try:
-                hint = parse_agent_hint(raw_hint)
-                self._note_unknown_keys(hint)
-            except HintError as malformed:
-                error = malformed
+        hint, error = self._parsed(raw_hint)
         now_s = time.time()  # all that one request carries is of one time
         own = [
             self._stamp_client(one, tenant, now_s)
@@ -252,7 +246,8 @@ class AgentHintIngress(KvHintIngress):
         ]
         lowered = [self._together(hint, one, tenant, now_s, body, later) for one in own]
         if error is not None and any(lowered):
-            self._report_beside(lowered, error, tenant)
+            wires = [envelope.message_id for envelope in lowered if envelope is not None]
+            self._report_beside(wires, error, tenant)
         elif error is not None:
             return self._rejected_envelope(error, tenant)
         return lowered if isinstance(kv_hints, list) else lowered[0]
@@ -269,18 +264,10 @@ class AgentHintIngress(KvHintIngress):
         """One envelope of the lowered hint and the client's own actions, if any."""
         if hint is None and own is None:
             return None
-        wire = own["message_id"] if own else wire_id(tenant, uuid.uuid4().hex)
-        actions: list[dict[str, Any]] = []
-        if hint is not None:
-            actions = lower(
-                hint, message_id=wire, now_s=now_s, tenant=tenant, manage_only=False
-            )["actions"]
-        if own is not None:
-            for action in actions:
-                action["action_id"] = f"hint-{action['action_id']}"
-            actions += own["actions"]
+        envelope = _joined(hint, own, tenant, now_s, manage_only=False)
+        wire = envelope["message_id"]
         ready, after = self.dispatch.open_inference(
-            client_id(tenant, wire), envelope_of(wire, actions), tenant, body
+            client_id(tenant, wire), envelope, tenant, body
         )
         if after:
             later.append(envelope_of(wire, after))
@@ -303,14 +290,12 @@ class AgentHintIngress(KvHintIngress):
             return self._rejected_envelope(malformed, tenant)
         return stamped
 
-    def _report_beside(self, lowered: list[Any], error: HintError, tenant: str) -> None:
+    def _report_beside(self, wires: list[str], error: HintError, tenant: str) -> None:
         """A malformed hint beside the client's envelope(s): those count, it is reported."""
         self.metrics.rejected(error.reason.value)
-        for envelope in lowered:
-            if envelope is not None:
-                message_id = client_id(tenant, envelope.message_id)
-                action = rejected_hint(error.reason.value, error.detail)
-                self.results.open(message_id, tenant, [action], time.time())
+        action = rejected_hint(error.reason.value, error.detail)
+        for wire in wires:
+            self.results.open(client_id(tenant, wire), tenant, [action], time.time())
 
     def _stamped(
         self, envelope: object, tenant: str, now_s: float
@@ -336,9 +321,16 @@ class AgentHintIngress(KvHintIngress):
                 action["payload"] = {}
         return message_id, stamped
 
-    def _note_unknown_keys(self, hint: AgentHint) -> None:
+    def _parsed(self, raw_hint: object) -> tuple[AgentHint | None, HintError | None]:
+        if raw_hint is None:
+            return None, None
+        try:
+            hint = parse_agent_hint(raw_hint)
+        except HintError as error:
+            return None, error
         if hint.unknown_keys:
             self.metrics.unknown_keys(len(hint.unknown_keys))
+        return hint, None
 
     def _rejected_envelope(self, error: HintError, tenant: str) -> dict[str, Any]:
         """Nothing to do, under an id by which the inference's response finds the reason."""
@@ -364,3 +356,25 @@ async def _session_of(request: Any, raw_request: Any) -> str | None:
     if isinstance(request.cache_salt, str) and await is_release_mode(raw_request):
         return request.cache_salt
     return None
+
+
+def _joined(
+    hint: AgentHint | None,
+    own: dict[str, Any] | None,
+    tenant: str,
+    now_s: float,
+    *,
+    manage_only: bool,
+) -> dict[str, Any]:
+    """One envelope of the lowered hint and the client's own actions, if any."""
+    wire = own["message_id"] if own is not None else wire_id(tenant, uuid.uuid4().hex)
+    actions: list[dict[str, Any]] = []
+    if hint is not None:
+        actions = lower(
+            hint, message_id=wire, now_s=now_s, tenant=tenant, manage_only=manage_only
+        )["actions"]
+    if own is not None:
+        for action in actions:
+            action["action_id"] = f"hint-{action['action_id']}"
+        actions += own["actions"]
+    return envelope_of(wire, actions)
