@@ -70,7 +70,7 @@ class Times:
 class Arm:
     """One cache on one core. `paths` are the token ids of what was inserted, oldest first."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, n_shared: int) -> None:
         from sglang.srt.mem_cache.cache_init_params import CacheInitParams
         from sglang.srt.mem_cache.unified_cache.components import ComponentType
         from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
@@ -78,6 +78,7 @@ class Arm:
         from sam.srt.mem_cache.cache import SessionRadixCache
 
         self.name = name
+        self.n_shared = n_shared
         self.times = Times()
         self.paths: deque[array] = deque()
         params = CacheInitParams(
@@ -102,7 +103,7 @@ class Arm:
         if timed:
             self.times.insert.append(perf_counter() - start)
         self.paths.append(ids)
-        session = self._start_session()
+        session = self._start_session(ids)
         self._tag(session, result.last_device_node)
         self._end_session(session)
 
@@ -132,7 +133,7 @@ class Arm:
 
         cache, key = self.cache, _key(ids)
         start = perf_counter()
-        session = self._start_session()
+        session = self._start_session(ids)
         found = cache.match_prefix(MatchPrefixParams(key=key))
         lock = cache.inc_lock_ref(found.last_device_node)
         cache.evict(EvictParams(num_tokens=len(ids) - found.device_prefix_len))
@@ -145,14 +146,16 @@ class Arm:
         self.times.request.append(perf_counter() - start)
         self.paths.append(ids)
 
-    def _start_session(self) -> Any:
-        """As the hint manager does when a request is queued; None on a stock core."""
+    def _start_session(self, ids: array) -> Any:
+        """As the hint manager does when a request is queued; None on a stock core. A path is
+        one session's, known by its first own token."""
         if self._tracker is None:
             return None
         from sam.core.sessions import SessionKey, SessionRef
 
         self.n_sessions += 1
-        session = SessionRef(SessionKey("t", f"s{self.n_sessions % MAX_SESSIONS}"), 1)
+        name = f"s{ids[self.n_shared] % MAX_SESSIONS}"
+        session = SessionRef(SessionKey("t", name), 1)
         self.cache.tree_core.tell_time(self.n_sessions * 0.05)
         self._tracker.queued(session.key, self.n_sessions * 0.05)
         return session
@@ -230,7 +233,7 @@ def one_round(arm: Arm, shape: Shape, values: torch.Tensor, seed: int, n_evicts:
 
 
 def run_shape(shape: Shape, repeats: int, names: list[str], seed: int) -> dict[str, Any]:
-    arms = [Arm(name) for name in names]
+    arms = [Arm(name, shape.shared) for name in names]
     values = torch.arange(2 * shape.tokens + shape.grow * 100)
     build(arms, shape, values, seed)
     gc.collect()
