@@ -14,6 +14,7 @@ BENCHMARKS = {
     "hints": "latency of management requests on a server with a full batch",
     "soak": "random hints at full load, then the books are checked",
     "memory": "bytes per node and per session; pauses of the garbage collector",
+    "replay": "agent work on stock and on sam, side by side, with a report",
     "frees": "what it costs to give evicted tokens back to SGLang's allocators",
 }
 USAGE = "usage: python -m sam.bench NAME [--help] [options]\n" + "\n".join(
