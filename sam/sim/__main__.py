@@ -7,6 +7,7 @@ report). Must never compute a figure itself.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import sys
 from collections.abc import Iterator, Sequence
@@ -224,6 +225,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("sam.sim: --sessions 0 (as recorded) stands alone", file=sys.stderr)
         return 2
     runs = _Runs(trace, args)
+    gc.freeze()
+    gc.disable()  # nothing here is cyclic garbage, and there are millions of objects to look at
     try:
         runs.run()
     except KeyboardInterrupt:
@@ -231,6 +234,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"sam.sim: interrupted; {len(summaries)} complete results", file=sys.stderr)
         _print(summaries, as_json=args.json, partial=True)
         return 130
+    finally:
+        gc.enable()
     _print(runs.summaries(), as_json=args.json, partial=False)
     return 0
 

@@ -36,7 +36,7 @@ def ceiling_hits(paths: Iterator[Path]) -> Iterator[int]:
         yield hit
 
 
-class _Future:
+class Future:
     """When which pages of a stream are used: requests and lengths, and a cursor."""
 
     __slots__ = ("at", "lengths", "longer", "requests")
@@ -71,14 +71,14 @@ class _Future:
         return runs
 
 
-def futures(paths: Iterator[Path]) -> dict[int, _Future]:
+def futures(steps: Steps) -> dict[int, Future]:
     """Uses of every stream."""
-    streams: dict[int, _Future] = {}
-    for i, path in enumerate(paths):
+    streams: dict[int, Future] = {}
+    for i, path in enumerate(path for _, path in steps() if path is not None):
         for stream, pages in path:
             future = streams.get(stream)
             if future is None:
-                future = streams[stream] = _Future()
+                future = streams[stream] = Future()
             future.requests.append(i)
             future.lengths.append(pages)
     for future in streams.values():
@@ -119,7 +119,7 @@ class Floors:
 class _Belady:
     """Resident runs of streams, the farthest next use first."""
 
-    def __init__(self, capacity_pages: int, streams: dict[int, _Future]) -> None:
+    def __init__(self, capacity_pages: int, streams: dict[int, Future]) -> None:
         self.capacity_pages = capacity_pages
         self.streams = streams
         self.used_pages = 0
@@ -182,14 +182,24 @@ class _Belady:
             del self._runs[stream]
 
 
-def min_hits(steps: Steps, capacity_pages: int, *, may_refuse: bool) -> Iterator[int]:
+def min_hits(
+    steps: Steps,
+    capacity_pages: int,
+    *,
+    may_refuse: bool,
+    streams: dict[int, Future] | None = None,
+) -> Iterator[int]:
     """Hit pages of each request under Belady's MIN.
 
     `may_refuse`: whatever is used last may go, be it in use or not even stored (the bound).
     Else every running request is held until its answer is complete, as an engine must: the
     attainable MIN-NB. Where the running ones do not fit, the oldest is let go first.
+    `streams`: `futures` of these steps, where they are at hand.
     """
-    streams = futures(path for _, path in steps() if path is not None)
+    if streams is None:
+        streams = futures(steps)
+    for future in streams.values():
+        future.at = 0
     cache, floors = _Belady(capacity_pages, streams), Floors()
     for run, path in steps():
         floors.release(run)

@@ -13,7 +13,7 @@ import msgspec
 
 from sam.sim import policies
 from sam.sim.costs import Costs
-from sam.sim.limits import ceiling_hits, min_hits
+from sam.sim.limits import ceiling_hits, futures, min_hits
 from sam.sim.loop import (
     AT_ONCE,
     FCFS,
@@ -135,18 +135,24 @@ class Experiment:
             schedule = as_recorded(self.trace)
             self._set_capacity(schedule)
             return schedule
-        loop = self._loop(None, AT_ONCE)
+        loop = self._loop(None, AT_ONCE, self._n_sessions_to_measure())
         self._set_capacity(loop.run(AllFound(loop)))
-        loop = self._loop(self.tiers_pages[0], question.order)
+        loop = self._loop(self.tiers_pages[0], question.order, question.total)
         if question.order == AT_ONCE:
             return loop.run(AllFound(loop))
         policy = policies.create(BASE, Setup(tiers_pages=self.tiers_pages))
         return loop.run(PolicyFinder(loop.schedule, policy, seed=self.seed))
 
-    def _loop(self, capacity_pages: int | None, service: str) -> ClosedLoop:
+    def _n_sessions_to_measure(self) -> int:
+        """Sessions over which the working set is averaged: the trace once, if that is enough."""
+        n_once = len(self.trace.sessions)
+        total = n_once if self.question.total is None else self.question.total
+        return min(total, max(n_once, 4 * self.question.concurrent))
+
+    def _loop(self, capacity_pages: int | None, service: str, total: int | None) -> ClosedLoop:
         question = self.question
         params = LoopParams(question.concurrent, capacity_pages, question.costs, service)
-        return ClosedLoop(self.trace, params, seed=self.seed, total=question.total)
+        return ClosedLoop(self.trace, params, seed=self.seed, total=total)
 
     def _set_capacity(self, schedule: Schedule) -> None:
         question = self.question
@@ -185,8 +191,9 @@ class Experiment:
     def _find_limits(self, schedule: Schedule, weights: array) -> None:
         answer, capacity = self.answer, max(self.tiers_pages)
         answer.ceiling_tokens = self._tokens(ceiling_hits(schedule.paths()), weights)
+        streams = futures(schedule.steps)
         for may_refuse in (True, False):
-            hits = min_hits(schedule.steps, capacity, may_refuse=may_refuse)
+            hits = min_hits(schedule.steps, capacity, may_refuse=may_refuse, streams=streams)
             tokens = self._tokens(self._counted(hits), weights)
             if may_refuse:
                 answer.min_tokens = tokens
@@ -228,6 +235,6 @@ class Experiment:
 
     def _times(self, schedule: Schedule, found: Found) -> array:
         """First-token times of a loop in which each request finds what it found here."""
-        loop = self._loop(self.tiers_pages[0], self.question.service)
+        loop = self._loop(self.tiers_pages[0], self.question.service, self.question.total)
         loop.run(RecordedFinder(loop, schedule, found))
         return loop.schedule.ttft_s

@@ -19,7 +19,7 @@ import msgspec
 
 from sam.sim.trace import Trace, TraceError
 
-FORMATS = ("sessions", "mooncake")
+FORMATS = ("sessions", "mooncake", "kv_cache_tester", "openai_log")
 SYNTHETIC = "synthetic:"
 Records = Iterator[tuple[int, Any]]
 

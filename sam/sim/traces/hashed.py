@@ -19,7 +19,10 @@ _NEW_CONTENT_BLOCKS = 1
 
 
 class Request(msgspec.Struct, kw_only=True):
-    """One logged request. `session` None: guessed from the prompt that it continues."""
+    """One logged request. `session` None: guessed from the prompt that it continues.
+
+    `is_end`: no request; the client says that the session is over.
+    """
 
     blocks: list[Hashable]
     input_tokens: int
@@ -27,7 +30,7 @@ class Request(msgspec.Struct, kw_only=True):
     time_s: float = 0.0
     session: Hashable | None = None
     label: str = "other"
-    order: int = 0
+    is_end: bool = False
 
 
 class BlockTrie:
@@ -86,11 +89,21 @@ class _Guesser:
         return session
 
 
+def _end(timed: list[tuple[float, Turn]] | None) -> None:
+    """The client ended the session after the last of these turns."""
+    if timed:
+        time_s, turn = timed[-1]
+        timed[-1] = (time_s, msgspec.structs.replace(turn, says_end=True))
+
+
 def trace_of(requests: Iterable[Request], block_tokens: int, where: str) -> Trace:
     """Requests in their order, as sessions. Raises TraceError if there are none."""
     trie, guesser = BlockTrie(), _Guesser()
     turns: dict[Hashable, list[tuple[float, Turn]]] = {}
     for order, request in enumerate(requests):
+        if request.is_end:
+            _end(turns.get(request.session))
+            continue
         nodes = trie.walk(request.blocks)
         session = request.session
         if session is None and nodes:

@@ -74,9 +74,11 @@ def session_of(raw: _Session, shared: SharedNames, model: list[str], where: str)
     context = ContextBuilder(name, raw.shared_prefix // PAGE_TOKENS)
     turns: list[Turn] = []
     for i, turn in enumerate(raw.turns):
-        if turn.input_tokens < 1 or turn.keep < 0 or turn.out < 0:
+        if turn.input_tokens < 0 or turn.keep < 0 or turn.out < 0:
             raise TraceError(f"{where}: turn {i}: impossible token counts")
-        is_last = i == len(raw.turns) - 1
+        if not turn.input_tokens:
+            continue  # a call that failed
+        is_last = not any(later.input_tokens for later in raw.turns[i + 1 :])
         answered_s = raw.turns[i - 1].t + (raw.turns[i - 1].api or 0.0) if i else 0.0
         turns.append(_turn(turn, context, is_last, _subs(turn, answered_s, shared, model, where)))
     return Session(
