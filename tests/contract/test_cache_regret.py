@@ -71,3 +71,24 @@ def test_without_sessions_nothing_is_watched(make_rig):
     rig = make_rig(tokens=256)
     rig.run(list(range(40)))
     assert not rig.cache.regret.pair.ours._segments
+
+
+def documents_reused(rig, n):
+    """Sessions that never return, and three documents in a cycle without sessions."""
+    reused = 0
+    for i in range(n):
+        ids = [1_000 + 40 * i + j for j in range(26)]
+        rig.run(ids, session=f"s{i}")
+        rig.cache.hints.retention.relabel(rig.ref(f"s{i}").key, "tool")
+        document = [i % 3 * 50 + j for j in range(20)]
+        reused += rig.run(document, n_out=1).reused
+    return reused
+
+
+def test_the_guard_sees_traffic_without_sessions(make_rig):
+    found = {}
+    for policy in ("lru", "next-use"):
+        config = SamConfig(raise_on_error=True, retention_policy=policy)
+        rig = make_rig(tokens=256, hicache=False, config=config)
+        found[policy] = documents_reused(rig, 200)
+    assert found["next-use"] > 0.7 * found["lru"] > 0

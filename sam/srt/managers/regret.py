@@ -6,7 +6,7 @@ real memory, nor cost anything while there are no sessions: then both orders are
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 from sam.core.ghost import GhostPair
@@ -14,6 +14,7 @@ from sam.core.sessions import SessionRef
 from sam.srt.mem_cache.ownership import path_up
 
 _MAX_SEGMENTS = 16
+_NAME_TOKENS = 16
 
 
 class RegretWatch:
@@ -36,24 +37,33 @@ class RegretWatch:
     def n_switches(self) -> int:
         return self.pair.guard.n_switches
 
-    def request_over(self, tags: Any, node: Any, ref: SessionRef | None, now_s: float) -> None:
-        """A request left the branch that ends at `node` in the tree. O(its depth)."""
+    def request_over(
+        self, tags: Any, node: Any, ref: SessionRef | None, ids: Sequence[int], now_s: float
+    ) -> None:
+        """A request with these tokens left the branch that ends at `node`. O(its depth)."""
         user = None if ref is None else ref.key
-        path = self._path(tags, node, user)
+        path = self._path(tags, node, user, ids)
         self._orders.use_lru = self.pair.access(path, now_s, user)
 
-    def _path(self, tags: Any, node: Any, user: Hashable) -> list[tuple[Hashable, int]]:
-        """(name, pages), root first: shared nodes one by one, the session's own as one."""
+    def _path(
+        self, tags: Any, node: Any, user: Hashable, ids: Sequence[int]
+    ) -> list[tuple[Hashable, int]]:
+        """(name, pages), root first: shared nodes one by one, by their first tokens, so that
+        what comes back after an eviction has its former name; the session's own as one."""
+        steps = list(path_up(node))
+        end = sum(len(step.key) for step in steps)
         own, segments = 0, []
-        for step in path_up(node):
+        for step in steps:
             pages = len(step.key) // self._page_size
+            end -= len(step.key)
             users = tags.users_of(step)
             if not segments and user is not None and len(users) == 1 and user in users:
                 own += pages
-            elif len(segments) < _MAX_SEGMENTS:
-                segments.append((step.id, pages))
+                continue
+            name = tuple(ids[end : end + _NAME_TOKENS])
+            if len(segments) < _MAX_SEGMENTS:
+                segments.append((name, pages))
             else:
-                name, more = segments[-1]
-                segments[-1] = (name, more + pages)
+                segments[-1] = (name, segments[-1][1] + pages)
         segments.reverse()
         return [*segments, (user, own)] if own else segments

@@ -245,7 +245,9 @@ class SessionRadixCache(UnifiedRadixCache):
         if node is not None:
             tagged = self.hints.branch_ref(req.rid)
             ref = tagged[0] if tagged is not None and not tagged[1] else None
-            self.regret.request_over(self.tree_core.tags, node, ref, self.hints.table.now_s)
+            ids = req.origin_input_ids + req.output_ids
+            now_s = self.hints.table.now_s
+            self.regret.request_over(self.tree_core.tags, node, ref, ids, now_s)
 
     def _request_over(self, req: Any) -> None:
         """A retracted request comes back, unless it is released with a pending abort
