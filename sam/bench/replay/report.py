@@ -24,6 +24,12 @@ TARGETS = (
     ("stock", "hit_rate", 1.35),
 )
 _AT_LEAST = {"hit_rate"}
+_CORES = {
+    "RustUnifiedTreeCore": "Rust",
+    "UnifiedTreeCore": "Python",
+    "ShadowTreeCore": "sam on Rust",
+    "SessionTreeCore": "sam on Python",
+}
 _TIERS = ("device", "host", "storage")
 
 
@@ -149,7 +155,7 @@ def _digests(run: Mapping[str, Any]) -> dict[tuple[str, int], int]:
 
 ROWS = (
     ("seeds", lambda a: str(len(a["seeds"]))),
-    ("tree core", lambda a: a["tree_core"].replace("TreeCore", "").replace("Unified", "")),
+    ("tree core", lambda a: _CORES.get(a["tree_core"], a["tree_core"])),
     ("scheduler policy", lambda a: a["schedule_policy"]),
     ("requests", lambda a: f"{a['requests']:,}"),
     ("hit rate", lambda a: f"{a['hit_rate']:.3f}"),
