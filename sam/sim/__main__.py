@@ -231,7 +231,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         runs.run()
     except KeyboardInterrupt:
         summaries = runs.summaries()
-        print(f"sam.sim: interrupted; {len(summaries)} complete results", file=sys.stderr)
+        print("sam.sim: interrupted; reported is what was complete", file=sys.stderr)
         _print(summaries, as_json=args.json, partial=True)
         return 130
     finally:

@@ -108,8 +108,8 @@ class ClosedLoop:
                 self._computing = False
             else:
                 self._answer(run, turn, time_s, finder)
-            if not self._computing and self._queue:
-                self._start(time_s, finder)
+            while self._queue and not self._computing and self._start(time_s, finder):
+                pass
         return self.schedule
 
     def _push(self, time_s: float, kind: int, run: int, turn: int) -> None:
@@ -126,8 +126,8 @@ class ClosedLoop:
         self._slots.add(run)
         self._push(time_s, Kind.ARRIVED, run, 0)
 
-    def _start(self, time_s: float, finder: Finder) -> None:
-        """Start the request whose turn it is, if it is admitted."""
+    def _start(self, time_s: float, finder: Finder) -> bool:
+        """Start the request whose turn it is; returns whether it was admitted."""
         place = 0
         if self.params.service == LPM:
             found = [finder.would_find(run, turn) for run, turn, _ in self._queue]
@@ -137,7 +137,7 @@ class ClosedLoop:
         self._running.add(path)
         if self._n_running and capacity is not None and self._running.pages > capacity:
             self._running.drop(path)
-            return
+            return False
         del self._queue[place]
         self._n_running += 1
         self._computing = self.params.service != AT_ONCE
@@ -153,6 +153,7 @@ class ClosedLoop:
         self.schedule.ttft_s.append(time_s + compute_s - arrived_s)
         self._push(time_s + compute_s, _COMPUTED, run, turn)
         self._push(time_s + compute_s + costs.decode_s(request), Kind.ANSWERED, run, turn)
+        return True
 
     def _answer(self, run: int, turn: int, time_s: float, finder: Finder) -> None:
         self.schedule.record(Kind.ANSWERED, run, turn, time_s)
