@@ -31,6 +31,10 @@ class SamConfig(msgspec.Struct, frozen=True, kw_only=True):
     prefetch_pool_share: float = 0.5
     retain_pool_share: float = 0.25
     max_offload_in_flight_tokens: int = 65_536
+    pool_manifest_bytes: int = 1 << 26
+    pool_ledger_bytes: int = 1 << 26
+    pool_group_pages: int = 16
+    pool_max_jobs: int = 256
     max_pending_actions: int = 1_024
     max_in_flight_actions: int = 512
     max_in_flight_actions_per_tenant: int = 0
@@ -65,6 +69,10 @@ HELP = {
     "prefetch_pool_share": "largest share of the device pool for one prefetch",
     "retain_pool_share": "largest share of the device pool that one owner may have retained",
     "max_offload_in_flight_tokens": "tokens that one offload copies to the host at a time",
+    "pool_manifest_bytes": "token ids kept per server to bring sessions back from the L3 pool",
+    "pool_ledger_bytes": "what may be known of which pages in the L3 pool are whose",
+    "pool_group_pages": "pages at a session's start that stay in the L3 pool when it ends",
+    "pool_max_jobs": "jobs that wait for the L3 pool; more are dropped",
     "max_pending_actions": "actions under way in the scheduler; more are dropped",
     "max_in_flight_actions": "actions the scheduler has not yet looked at; more are dropped",
     "max_in_flight_actions_per_tenant": "of these, of one owner; 0: half of them",

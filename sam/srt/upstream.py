@@ -58,6 +58,22 @@ USED_MEMBERS: dict[str, tuple[str, ...]] = {
         "load_back",
         "has_free_load_back_slot",
         "sanity_check",
+        "shutdown",
+        "prefetch_from_storage",
+        "check_prefetch_progress",
+        "pop_prefetch_loaded_tokens",
+        "release_aborted_request",
+        "get_last_hash_value",
+        "get_prefix_hash_values",
+        "is_backuped",
+        "is_root",
+        "prefetch_stop_policy",
+        "prefetch_threshold",
+        "hicache_storage_pass_prefix_keys",
+        "ongoing_prefetch",
+        "ongoing_backup",
+        "enable_storage",
+        "_all_reduce",
         "_evict",
         "_match_tree",
         "_reset_full",
@@ -71,6 +87,7 @@ USED_MEMBERS: dict[str, tuple[str, ...]] = {
         "ongoing_load_back",
     ),
     "sglang.srt.mem_cache.base_prefix_cache:BasePrefixCache": ("on_release", "finish"),
+    "sglang.srt.mem_cache.hicache_storage:HiCacheStorageFailureInjector": ("_backend",),
     "sglang.srt.entrypoints.openai.serving_base:OpenAIServingBase": ("_resolve_lora_path",),
     "sglang.srt.entrypoints.openai.serving_chat:OpenAIServingChat": (
         "_validate_request",
@@ -151,6 +168,12 @@ class PatchMissing(UpstreamError):
             f"SGLang lacks the patches {', '.join(patches)}. "
             "Run scripts/apply_patches.sh in the environment that runs the server."
         )
+
+
+def real_storage(backend: object) -> object:
+    """The storage backend without SGLang's failure injection around it."""
+    injector = resolve("sglang.srt.mem_cache.hicache_storage:HiCacheStorageFailureInjector")
+    return backend._backend if isinstance(backend, injector) else backend
 
 
 def resolve(symbol: str) -> object | None:

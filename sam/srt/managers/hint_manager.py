@@ -135,6 +135,7 @@ class HintManager:
             binding.add_tokens(req)
         if binding.key is not None:
             self._session_released(rid, binding, finish_reason, aborted)
+            self._remember(binding, req, aborted)
         self._open_envelopes[binding.envelope_id] -= 1
         if not self._open_envelopes[binding.envelope_id]:
             del self._open_envelopes[binding.envelope_id]
@@ -153,13 +154,20 @@ class HintManager:
         if aborted:
             counts = self.table.request_aborted(key, rid, binding.generation, now_s)
         else:
-            counts = self.table.request_finished(
-                key, rid, binding.generation, now_s, finish_reason
-            )
+            counts = self.table.request_finished(key, rid, binding.generation, now_s, finish_reason)
         self._drain(rid, SessionRef(key, binding.generation))
         if counts and not self.table.get(key).n_running and not self.table.get(key).shared:
             label = LABEL_OTHER if aborted else label_of(finish_reason)
             self.retention.idle(key, now_s, label)
+
+    def _remember(self, binding: Binding, req: Any, aborted: bool) -> None:
+        """What the session's branch is now, for the pool."""
+        if self.moves.pool is None or req is None or aborted:
+            return
+        session = self.table.get(binding.key)
+        current = session is not None and session.live and not session.shared
+        if current and session.generation == binding.generation:
+            self.moves.pool.remember(binding.key, req, binding.time_s)
 
     def _run_waiting(self, key: SessionKey) -> None:
         """Moves that waited for the session's requests."""
@@ -300,6 +308,8 @@ class HintManager:
         self.retention.expired(ref.key, self.table.now_s, left_as=ref)
         self._cache.tree_core.tags.release(ref)
         self.retention.forget(ref.key)
+        if self.moves.pool is not None:
+            self.moves.pool.reclaim([ref.key])
 
     def _drain(self, rid: str, ref: SessionRef) -> None:
         """A request ended; if its session's generation is over, its KV goes as well."""

@@ -34,7 +34,10 @@ WAIT = object()
 
 
 class SessionMoves:
-    """See the module. `requests`: those in the queue or running, by id."""
+    """See the module. `requests`: those in the queue or running, by id. `pool`: the
+    `SessionPool` that the moves reach as well, if there is one."""
+
+    pool: Any = None
 
     def __init__(
         self,
@@ -82,7 +85,8 @@ class SessionMoves:
         ended = {(ref.key, ref.generation) for ref in refs}
         running = self._requests.items()
         draining = {rid: b.key for rid, b in running if (b.key, b.generation) in ended}
-        return EvictTask(self._cache, refs, draining)
+        task = EvictTask if self.pool is None else self.pool.evict_task
+        return task(self._cache, refs, draining)
 
     def start_move(self, action: SessionAction) -> Any:
         """Offload or prefetch of one session, or of a subtree where the scope says so."""
@@ -92,6 +96,10 @@ class SessionMoves:
             targets = [self._table.get(key) for key in self._table.subtree(action.key)]
         live = [target for target in targets if target.live]
         if not live:
+            pool = self.pool
+            if action.kind is ActionKind.PREFETCH and pool is not None and pool.attached:
+                if not any(target.generation for target in targets):
+                    return self._fetch_unknown(action)
             status = ActionStatus.DROPPED if targets else ActionStatus.MISSING
             return not_done(status, "not_live" if targets else "unknown_session")
         budget = PrefetchBudget(self._cache)
@@ -110,12 +118,25 @@ class SessionMoves:
         if action.kind is ActionKind.PREFETCH:
             if not self._lease(session, action.time_s):
                 return not_done(ActionStatus.DROPPED, "already_running")
-            return PrefetchTask(self._cache, ref, budget)
+            if self.pool is None:
+                return PrefetchTask(self._cache, ref, budget)
+            return self.pool.prefetch_task(key, ref, budget)
         if not self._table.mark_offloaded(key, action.time_s):
             return WAIT if key == action.key else not_done(ActionStatus.DROPPED, "running")
         self.leased.pop(key, None)
         self._retention.offloaded(key)
         return OffloadTask(self._cache, ref, release_now=action.release == "now")
+
+    def _fetch_unknown(self, action: SessionAction) -> Any:
+        """A session that another server, or this one before a restart, left in the pool."""
+        key = action.key
+
+        def opened() -> SessionRef | None:
+            session = self._table.bind(key, None, action.time_s)
+            self._retention.idle(key, self._table.now_s)
+            return session.ref if self._lease(session, action.time_s) else None
+
+        return self.pool.prefetch_task(key, None, PrefetchBudget(self._cache), opened)
 
     def start_span(self, action: SessionAction) -> Any:
         """A move of a token range. One that a newer request of the session overtook is about
@@ -147,12 +168,13 @@ class SessionMoves:
             clipped, span = clipped or "what_follows_too", span._replace(end=ends_at)
         if action.kind is ActionKind.EVICT:
             self._retention.left(ref, self._table.now_s)
-            return SpanEvictTask(self._cache, ref, span, clipped)
+            overtaken = self.tagged_at.get(ref, 0.0) > action.time_s
+            in_pool = self.pool is not None and not overtaken
+            task = self.pool.span_evict_task if in_pool else SpanEvictTask
+            return task(self._cache, ref, span, clipped)
         self._retention.offloaded_tail(ref.key, self._table.now_s)
         release_now = action.release == "now"
-        return OffloadTask(
-            self._cache, ref, release_now=release_now, span=span, clipped=clipped
-        )
+        return OffloadTask(self._cache, ref, release_now=release_now, span=span, clipped=clipped)
 
     def _lease(self, session: Session, time_s: float) -> bool:
         """The session is about to resume; False if it runs."""
@@ -199,4 +221,3 @@ class SessionMoves:
         if ttl_s < action.ttl_s:
             return not_done(ActionStatus.DROPPED, "over_share")
         return done()
-

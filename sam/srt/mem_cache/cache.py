@@ -13,6 +13,7 @@ from array import array
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import torch
 from sglang.srt.managers.io_struct import KvHintsReqOutput
 from sglang.srt.managers.kv_hints import KvHintResult
 from sglang.srt.managers.schedule_batch import FINISH_ABORT
@@ -30,6 +31,7 @@ from sam.srt.managers.bindings import ANSWERED_ACTION, QUERY_ACTION, Route
 from sam.srt.managers.hint_manager import HintManager
 from sam.srt.managers.regret import RegretWatch
 from sam.srt.mem_cache.inspect import answer_query
+from sam.srt.mem_cache.storage.pool import SessionPool
 from sam.srt.mem_cache.tree_core import DropResult, SessionTreeCore
 from sam.srt.observability.metrics import SchedulerMetrics
 
@@ -49,6 +51,7 @@ class SessionRadixCache(UnifiedRadixCache):
     def __init__(self, params: CacheInitParams, config: SamConfig | None = None) -> None:
         self.config = config if config is not None else load_config()
         self.hints = HintManager(self, self.config)
+        self.pool = self.hints.moves.pool = SessionPool(self, self.config)
         self.n_errors = 0
         self._own_load: tuple[Any, int] | None = None
         super().__init__(params)
@@ -85,9 +88,7 @@ class SessionRadixCache(UnifiedRadixCache):
     def finish(self, handle: Any, outcome: Any) -> None:
         super().finish(handle, outcome)
         if outcome != CacheRequestOutcome.SUCCESS:
-            self._guard(
-                self.hints.request_released, handle.rid, finish_reason=None, aborted=True
-            )
+            self._guard(self.hints.request_released, handle.rid, finish_reason=None, aborted=True)
 
     def apply_kv_hints(self, recv_req: Any) -> list[Any]:
         envelope = recv_req.kv_hints
@@ -103,6 +104,7 @@ class SessionRadixCache(UnifiedRadixCache):
     def check_hicache_events(self) -> None:
         super().check_hicache_events()
         self._start_own_loads()
+        self._guard(self.pool.sync)
         self._guard(self.hints.poll)
 
     def ready_to_load_host_cache(self) -> int:
@@ -125,6 +127,10 @@ class SessionRadixCache(UnifiedRadixCache):
     def sanity_check(self) -> None:
         super().sanity_check()
         self.tree_core.check_tags()
+
+    def shutdown(self) -> None:
+        self.pool.close()
+        super().shutdown()
 
     def _reset_full(self) -> None:
         super()._reset_full()
@@ -152,9 +158,7 @@ class SessionRadixCache(UnifiedRadixCache):
         self._demote(node.id, tracker)
         return tracker[BASE_COMPONENT_TYPE]
 
-    def node_at(
-        self, ids: array[int], extra_key: str | None, cache_salt: str | None
-    ) -> Any | None:
+    def node_at(self, ids: array[int], extra_key: str | None, cache_salt: str | None) -> Any | None:
         """The node that ends right after these tokens, split off if need be; None if they
         are not all cached. `ids` are whole pages."""
         key = RadixKey(ids, extra_key, cache_salt=cache_salt)
@@ -162,6 +166,30 @@ class SessionRadixCache(UnifiedRadixCache):
         node = self.tree_core.find_node(result.best_match_node)
         found = node is not None and self.tree_core.path_end(node) == len(ids)
         return node if found else None
+
+    def match_tokens(self, ids: array[int], extra_key: str | None, cache_salt: str | None) -> Any:
+        """SGLang's `MatchResult` of these tokens, which are whole pages."""
+        key = RadixKey(ids, extra_key, cache_salt=cache_salt)
+        return self._match_tree(MatchPrefixParams(key=key))
+
+    def storage_prefetch_room(self) -> int:
+        """Tokens that may still be fetched from the pool beside what is under way."""
+        controller = self.cache_controller
+        return controller.prefetch_capacity_limit - controller.prefetch_tokens_occupied
+
+    def stop_storage_prefetch(self, handle: Any) -> None:
+        """End a fetch from the pool now; what has arrived stays, in the tree."""
+        policy, self.prefetch_stop_policy = self.prefetch_stop_policy, "best_effort"
+        try:
+            self.check_prefetch_progress(handle)
+        finally:
+            self.prefetch_stop_policy = policy
+
+    def lowest_of_ranks(self, value: int) -> int:
+        """The smallest value on any rank; all have to ask in the same step."""
+        found = torch.tensor([value], dtype=torch.int64)
+        self._all_reduce(found, torch.distributed.ReduceOp.MIN)
+        return int(found.item())
 
     def drain(self, result: DropResult) -> None:
         """Give back to the pools what a drop freed."""
@@ -208,11 +236,7 @@ class SessionRadixCache(UnifiedRadixCache):
     def _start_own_loads(self) -> None:
         """Start loads that no batch has started: a prefetch has none to wait for."""
         controller = self.cache_controller
-        if (
-            controller is None
-            or not controller.load_queue
-            or not self.has_free_load_back_slot()
-        ):
+        if controller is None or not controller.load_queue or not self.has_free_load_back_slot():
             return
         index = controller.start_loading()
         self._own_load = (controller.ack_load_queue[-1], index)
@@ -272,9 +296,7 @@ class SessionRadixCache(UnifiedRadixCache):
                 raise
             self.n_errors += 1
             if self.n_errors <= 10:
-                logger.exception(
-                    "sam: a hint failed (error %d); serving goes on", self.n_errors
-                )
+                logger.exception("sam: a hint failed (error %d); serving goes on", self.n_errors)
             return None
 
 

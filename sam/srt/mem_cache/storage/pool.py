@@ -1,0 +1,251 @@
+"""What the pool knows of sessions: their manifests, their own pages, what is under way.
+
+Owns the manifest store of this server, the ledger of private pages and the worker that talks
+to the backend. Must never do I/O on the scheduler thread, remove a page that another session
+may need, or fail a request: whatever goes wrong in the pool is a miss, counted.
+"""
+
+from __future__ import annotations
+
+import logging
+import zlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from sam.core.manifests import (
+    BranchTokens,
+    ManifestMiss,
+    ManifestStore,
+    decode_manifest,
+    encode_manifest,
+    manifest_key,
+)
+from sam.core.page_ledger import PageLedger
+from sam.core.sessions import SessionKey, SessionRef
+from sam.srt.mem_cache.storage.objects import objects_of
+from sam.srt.mem_cache.storage.page_keys import (
+    fingerprint_of,
+    page_keys,
+    token_bytes,
+    writes_manifests,
+)
+from sam.srt.mem_cache.storage.reclaim import PoolEvictTask, PoolSpanEvictTask
+from sam.srt.mem_cache.storage.resume import PoolPrefetchTask
+from sam.srt.mem_cache.storage.worker import BoundedNames, Job, PoolWorker
+
+if TYPE_CHECKING:
+    from sam.config import SamConfig
+
+logger = logging.getLogger(__name__)
+
+REMOVE_BATCH = 512
+STOP_TIMEOUT_S = 5.0
+COUNTERS = (
+    "manifests_written",
+    "manifests_failed",
+    "manifests_read",
+    "pages_removed",
+    "removals_unsupported",
+    "tokens_prefetched",
+)
+
+
+class Removed:
+    """What a reclaim took out of the pool. `supported`: the backend can remove at all."""
+
+    __slots__ = ("n_pages", "supported")
+
+    def __init__(self) -> None:
+        self.n_pages = 0
+        self.supported = True
+
+
+class SessionPool:
+    """See the module. `cache` is the SessionRadixCache it serves."""
+
+    def __init__(self, cache: Any, config: SamConfig) -> None:
+        self._cache = cache
+        self._config = config
+        self.manifests = ManifestStore(config.pool_manifest_bytes)
+        self.counters = dict.fromkeys(COUNTERS, 0)
+        self.misses: dict[str, int] = {}
+        self.n_prefetches = 0
+        self._worker = PoolWorker(config.pool_max_jobs)
+        # Of the worker thread:
+        self._ledger = PageLedger(config.pool_group_pages, config.pool_ledger_bytes)
+        self._written = BoundedNames(config.pool_manifest_bytes)
+
+    @property
+    def attached(self) -> bool:
+        return self._cache.enable_storage
+
+    # -- on the scheduler thread --------------------------------------------------
+
+    def remember(self, key: SessionKey, req: Any, time_s: float) -> None:
+        """The session's request ended: its tokens are the session's branch now."""
+        if not self.attached:
+            return
+        ids = token_bytes(req.origin_input_ids, req.output_ids)
+        tokens = BranchTokens(
+            token_ids=ids, extra_key=req.extra_key, cache_salt=req.cache_salt, time_s=time_s
+        )
+        # The KV of the last token was never computed.
+        self.keep(key, tokens.first(self._whole(max(0, len(tokens) - 1))))
+
+    def keep(self, key: SessionKey, tokens: BranchTokens) -> None:
+        """The session's branch consists of these tokens, whole pages, as of now."""
+        if not len(tokens):
+            return
+        self.manifests.put(key, tokens)
+        self._worker.submit_latest(key, lambda: self._note(key, tokens))
+
+    def recall(self, key: SessionKey) -> BranchTokens | Job | None:
+        """The session's tokens, or the job that looks for them in the pool, whose result is
+        `BranchTokens` or None; None where neither is possible."""
+        tokens = self.manifests.get(key)
+        if tokens is not None or not self.attached:
+            return tokens
+        return self._worker.submit(lambda: self._read(key), same_on_ranks=True)
+
+    def reclaim(self, keys: Sequence[SessionKey]) -> Job | None:
+        """The sessions are over: take their private pages and manifests out of the pool. The
+        job's result is `Removed`; None where nothing can be done."""
+        for key in keys:
+            self.manifests.pop(key)
+            self._worker.seal(key)
+        if not keys or not self.attached:
+            return None
+        return self._worker.submit(lambda: self._remove_sessions(keys))
+
+    def reclaim_tail(self, key: SessionKey, n_tokens: int) -> Job | None:
+        """The session's branches end after `n_tokens` now; what it alone had beyond goes."""
+        start = -(-n_tokens // self._cache.page_size)
+        self._worker.seal(key)
+        if not self.attached:
+            return None
+        job = self._worker.submit(lambda: self._remove_tail(key, start))
+        tokens = self.manifests.get(key)
+        if tokens is not None and len(tokens) > n_tokens:
+            self.manifests.cut(key, self._whole(n_tokens))
+            self.keep(key, tokens.first(self._whole(n_tokens)))
+        return job
+
+    def evict_task(self, *args: Any) -> PoolEvictTask:
+        return PoolEvictTask(*args)
+
+    def span_evict_task(self, *args: Any) -> PoolSpanEvictTask:
+        return PoolSpanEvictTask(*args)
+
+    def prefetch_task(
+        self, key: SessionKey, ref: SessionRef | None, budget: Any, opened: Any = None
+    ) -> PoolPrefetchTask:
+        return PoolPrefetchTask(self._cache, key, ref, budget, opened)
+
+    def sync(self) -> None:
+        """Once per step of the scheduler: jobs that are over on all ranks become ready."""
+        if not self._worker.n_tracked:
+            return
+        agree = self._cache.lowest_of_ranks
+        for job in self._worker.take(agree(self._worker.n_finished())):
+            if job.same_on_ranks:
+                digest = 0 if job.result is None else zlib.crc32(job.result.token_ids)
+                if agree(digest) != -agree(-digest):
+                    job.result = None
+
+    def close(self) -> None:
+        self._worker.stop(STOP_TIMEOUT_S)
+
+    def report(self) -> dict[str, Any]:
+        """Counters and sizes, for inspection."""
+        return {
+            **self.counters,
+            "attached": self.attached,
+            "manifest_misses": dict(self.misses),
+            "manifests": len(self.manifests),
+            "manifest_bytes": self.manifests.n_bytes,
+            "manifests_dropped": self.manifests.n_dropped,
+            "sessions_in_ledger": len(self._ledger),
+            "ledger_bytes": self._ledger.n_bytes,
+            "ledger_forgotten": self._ledger.n_forgotten,
+            "jobs_waiting": self._worker.n_waiting,
+            "jobs_refused": self._worker.n_refused,
+            "errors": self._worker.n_errors,
+        }
+
+    def pages_of(self, key: SessionKey) -> tuple[int, int]:
+        """(pages, of them private) that the session wrote or read, as far as is known."""
+        return self._ledger.n_pages(key)
+
+    # -- on the worker thread -----------------------------------------------------
+
+    def _note(self, key: SessionKey, tokens: BranchTokens) -> None:
+        core, page_size = self._cache.tree_core, self._cache.page_size
+        pages = page_keys(tokens, page_size, is_bigram=core.is_eagle)
+        self._ledger.note(key, [bytes.fromhex(page) for page in pages])
+        controller = self._cache.cache_controller
+        objects = objects_of(controller.storage_backend)
+        if objects is None or not writes_manifests(controller):
+            return
+        fingerprint = fingerprint_of(controller)
+        name = manifest_key(key, fingerprint)
+        try:
+            data = encode_manifest(key, tokens, fingerprint)
+        except ManifestMiss as miss:
+            self._count_miss(miss)
+            return
+        written = objects.write(name, data)
+        self.counters["manifests_written" if written else "manifests_failed"] += 1
+        for dropped in self._written.put(name, len(data)) if written else ():
+            objects.remove(dropped)
+
+    def _read(self, key: SessionKey) -> BranchTokens | None:
+        controller = self._cache.cache_controller
+        objects = objects_of(controller.storage_backend)
+        if objects is None:
+            return None
+        fingerprint = fingerprint_of(controller)
+        try:
+            tokens = decode_manifest(objects.read(manifest_key(key, fingerprint)), key, fingerprint)
+        except ManifestMiss as miss:
+            self._count_miss(miss)
+            return None
+        self.counters["manifests_read"] += 1
+        return tokens
+
+    def _remove_sessions(self, keys: Sequence[SessionKey]) -> Removed:
+        removed, controller = Removed(), self._cache.cache_controller
+        objects = objects_of(controller.storage_backend)
+        for key in keys:
+            self._remove_pages(self._ledger.private_pages(key), removed)
+            self._ledger.forget(key)
+            if objects is not None and writes_manifests(controller):
+                name = manifest_key(key, fingerprint_of(controller))
+                self._written.pop(name)
+                objects.remove(name)
+        return removed
+
+    def _remove_tail(self, key: SessionKey, start: int) -> Removed:
+        removed = Removed()
+        self._remove_pages(self._ledger.private_pages(key, start), removed)
+        self._ledger.cut(key, start)
+        return removed
+
+    def _remove_pages(self, pages: list[bytes], removed: Removed) -> None:
+        backend = self._cache.cache_controller.storage_backend
+        for i in range(0, len(pages), REMOVE_BATCH):
+            batch = [page.hex() for page in pages[i : i + REMOVE_BATCH]]
+            n_pages = backend.batch_remove(batch) if backend is not None else None
+            if n_pages is None:
+                self.counters["removals_unsupported"] += 1
+                removed.supported = False
+                return
+            removed.n_pages += n_pages
+            self.counters["pages_removed"] += n_pages
+
+    # -- inside -------------------------------------------------------------------
+
+    def _count_miss(self, miss: ManifestMiss) -> None:
+        self.misses[miss.reason.value] = self.misses.get(miss.reason.value, 0) + 1
+
+    def _whole(self, n_tokens: int) -> int:
+        return n_tokens // self._cache.page_size * self._cache.page_size
