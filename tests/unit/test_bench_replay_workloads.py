@@ -139,7 +139,7 @@ def tiny_plan():
     ))  # fmt: skip
     kid = Agent("kid", "root", (Turn(("k",), 0.5, 3, tool="search"), Turn(("l",), 0.5, 3)))
     agents = {"root": leader, "kid": kid}
-    return Plan("toy", "", "", "sys", ({"name": "t"},), agents, ((0.0, "root"),), 10)
+    return Plan("toy", "", "", "sys", ({"name": "t"},), agents, ((0.0, "root"),), 10, False)
 
 
 def test_timeline_of_a_small_plan_by_hand():
@@ -192,6 +192,21 @@ def test_a_conversation_grows_answers_its_calls_and_is_cut():
     third = talk.body(2)
     assert [m["content"] for m in third["messages"]] == ["sys", "s s", "f"]
     assert talk.cut(0) is None
+
+
+def test_answers_before_tool_waits_are_made_calls_the_same_for_every_arm():
+    plan = replace(tiny_plan(), tool_calls=True)
+    for name, calls in (("root", ["spawn_member", None, None]), ("kid", ["search", None])):
+        talk = Conversation(plan, plan.agents[name])
+        for index, call in enumerate(calls):
+            body = talk.body(index)
+            assert ("tool_choice" in body) is (call is not None)
+            if call:
+                assert body["tool_choice"]["function"]["name"] == call
+                assert body["max_tokens"] > plan.agents[name].turns[index].reply_tokens
+            talk.take_reply(index, "reply")
+    free, forced = (timeline_of(p, WORDS.count) for p in (tiny_plan(), plan))
+    assert forced.working_set_tokens > free.working_set_tokens
 
 
 def test_hints_are_the_clients():

@@ -145,7 +145,7 @@ def _about(args: argparse.Namespace, argv: list[str], runs: list[dict[str, Any]]
 def _settings(args: argparse.Namespace) -> dict[str, Any]:
     """What makes runs comparable; arms and seeds may be added later."""
     keys = ("workload", "users", "turns", "lengths", "gaps", "max_gap", "traces", "trace", "model",
-            "l1", "l2", "l3", "page_size", "running", "server_arg")  # fmt: skip
+            "l1", "l2", "l3", "page_size", "running", "server_arg", "tool_calls")  # fmt: skip
     found = {key: getattr(args, key) for key in keys}
     return {key: str(value) if isinstance(value, Path) else value for key, value in found.items()}
 
@@ -184,6 +184,10 @@ def _parser() -> argparse.ArgumentParser:
     traces = _TRACES if _TRACES.is_dir() else None
     what.add_argument("--traces", type=Path, default=traces, help="folder with the shared traces")
     what.add_argument("--trace", help="workload trace: a file in any format that sam.sim reads")
+    what.add_argument(
+        "--no-tool-calls", dest="tool_calls", action="store_false",
+        help="free answers instead of calls (made by a grammar) before tool waits",
+    )  # fmt: skip
     what.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="(0 1 2)")
     _add_servers(parser.add_argument_group("the servers"))
     run = parser.add_argument_group("the run")

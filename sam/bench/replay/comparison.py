@@ -104,7 +104,8 @@ class Comparison:
             *CPU_SERVER_ARGS, *CPU_HICACHE_ARGS, "--model-path", str(self.model),
             "--max-total-tokens", str(sizes["l1_tokens"]), "--hicache-ratio", f"{args.l2:g}",
             "--max-running-requests", str(args.running), "--page-size", str(args.page_size),
-            "--random-seed", "0", "--enable-metrics", *arm.flags,
+            "--random-seed", "0", "--enable-metrics",
+            "--tool-call-parser", "qwen25", *arm.flags,
         ]  # fmt: skip
         if "tlru" in arm.flags:
             flags += tlru_flags(round(_TLRU_SHARE * sizes["mean_prompt_tokens"]))
@@ -185,6 +186,7 @@ def spec_of(args: argparse.Namespace, seed: int) -> WorkloadSpec:
         max_gap_s=args.max_gap,
         traces=args.traces,
         trace=args.trace,
+        tool_calls=args.tool_calls,
     )
 
 

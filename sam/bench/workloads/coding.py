@@ -40,6 +40,7 @@ def plan_coding(spec: WorkloadSpec, words: Vocabulary) -> Plan:
         agents=agents,
         users=tuple(users),
         shared_tokens=shared,
+        tool_calls=spec.tool_calls,
     )
 
 

@@ -12,9 +12,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from sam.bench.workloads.text import SPAWN
+
 MODEL = "default"
 COMPRESSOR = "{session}:compressor:dialogue"
 _COMPRESS = "Summarize the dialogue so far."
+_CALL_TOKENS = 64  # at most, of an answer that is a call
+_CALL_END = "</tool_call>"
 
 
 @dataclass(frozen=True)
@@ -67,7 +71,11 @@ class Agent:
 
 @dataclass(frozen=True)
 class Plan:
-    """`users`: roots with their start in seconds. Everything is sent to one server."""
+    """`users`: roots with their start in seconds. Everything is sent to one server.
+
+    `tool_calls`: answers before a tool wait are made calls, by a grammar, so that the server
+    sees what it would see of a real model: `finish_reason: tool_calls` and the tool's name.
+    """
 
     workload: str
     about: str
@@ -77,6 +85,7 @@ class Plan:
     agents: Mapping[str, Agent]
     users: tuple[tuple[float, str], ...]
     shared_tokens: int
+    tool_calls: bool = True
 
     def children_of(self, session_id: str) -> list[str]:
         calls = (call for turn in self.agents[session_id].turns for call in turn.calls)
@@ -120,7 +129,9 @@ class Conversation:
                 call = calls[min(place, len(calls) - 1)]
                 message = {"role": "tool", "tool_call_id": call["id"], "content": text}
             self.messages.append(message)
-        return self._request(self.messages, turn.reply_tokens)
+        body = self._request(self.messages, turn.reply_tokens)
+        name = called_tool(turn)
+        return {**body, **_forced(name)} if name and self.plan.tool_calls else body
 
     def compressor_body(self, index: int) -> dict[str, Any]:
         """What the compressor asks before turn `index`: the dialogue, and a task."""
@@ -132,8 +143,9 @@ class Conversation:
         """Append the answer of turn `index`, with the tool calls that the plan puts there."""
         turn = self.agent.turns[index]
         message: dict[str, Any] = {"role": "assistant", "content": text}
-        if turn.tool or turn.calls:
-            n_calls, name = max(len(turn.calls), 1), turn.tool or "spawn_member"
+        name = called_tool(turn)
+        if name:
+            n_calls = max(len(turn.calls), 1)
             message["tool_calls"] = [_call(name, index, n) for n in range(n_calls)]
         self.messages.append(message)
 
@@ -141,6 +153,21 @@ class Conversation:
         body = {"model": MODEL, "messages": list(messages), "max_tokens": tokens}
         body["temperature"] = 0.0
         return {**body, "tools": list(self.plan.tools)} if self.plan.tools else body
+
+
+def called_tool(turn: Turn) -> str:
+    """The tool that the answer of a turn calls; empty if it calls none."""
+    return turn.tool or (SPAWN if turn.calls else "")
+
+
+def _forced(name: str) -> dict[str, Any]:
+    """The grammar makes the call; the stop string ends it, as a random model never would."""
+    return {
+        "tool_choice": {"type": "function", "function": {"name": name}},
+        "max_tokens": _CALL_TOKENS,
+        "stop": [_CALL_END],
+        "no_stop_trim": True,
+    }
 
 
 def _call(name: str, index: int, n: int) -> dict[str, Any]:

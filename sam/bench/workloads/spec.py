@@ -23,6 +23,7 @@ class WorkloadSpec:
     max_gap_s: float = 300.0
     traces: Path | None = None
     trace: str | None = None
+    tool_calls: bool = True
 
     def tokens(self, of_trace: float) -> int:
         return round(of_trace * self.lengths)

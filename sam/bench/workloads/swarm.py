@@ -44,6 +44,7 @@ def plan_swarm(spec: WorkloadSpec, words: Vocabulary) -> Plan:
         agents=agents,
         users=tuple(users),
         shared_tokens=shared,
+        tool_calls=spec.tool_calls,
     )
 
 

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 _TOOLS = {
-    "read_file": ("path", "start"),
-    "search": ("pattern", "path"),
-    "run_tests": ("selection",),
-    "spawn_member": ("role", "task"),
+    "read_file": ("whole",),
+    "search": ("deep",),
+    "run_tests": ("all",),
+    "spawn_member": ("alone",),
 }
 TOOL_NAMES = tuple(name for name in _TOOLS if name != "spawn_member")
 SPAWN = "spawn_member"
@@ -53,9 +53,11 @@ class Vocabulary:
         return self.text(rng, max(tokens - self.count(json.dumps(list(tools))), 8))
 
     def _tool(self, rng: random.Random, name: str) -> dict[str, Any]:
+        """Flags are the only arguments: a grammar soon ends a call that a random model makes."""
         properties = {
-            key: {"type": "string", "description": self.text(rng, 3)} for key in _TOOLS[name]
+            key: {"type": "boolean", "description": self.text(rng, 6)} for key in _TOOLS[name]
         }
-        schema = {"type": "object", "properties": properties, "required": [_TOOLS[name][0]]}
+        schema = {"type": "object", "properties": properties, "required": list(_TOOLS[name])}
+        schema["additionalProperties"] = False
         about = {"name": name, "description": self.text(rng, 8), "parameters": schema}
         return {"type": "function", "function": about}

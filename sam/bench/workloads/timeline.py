@@ -9,10 +9,11 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-from sam.bench.workloads.plan import Plan
+from sam.bench.workloads.plan import Plan, called_tool
 
 NOMINAL_TURN_S = 1.0
 _IDLE_LOG_ERROR = 0.5
+CALL_TOKENS = 25  # of an answer that is a call
 _TEMPLATE_TOKENS = 5  # markup of one message
 
 
@@ -96,7 +97,8 @@ class _Walker:
                 window.append(self.count(turn.summary) + _TEMPLATE_TOKENS)
         window += [self.count(text) + _TEMPLATE_TOKENS for text in turn.texts]
         own = sum(window)
-        window.append(turn.reply_tokens + _TEMPLATE_TOKENS)
+        calls = CALL_TOKENS if self.plan.tool_calls and called_tool(turn) else 0
+        window.append(max(turn.reply_tokens, calls) + _TEMPLATE_TOKENS)
         self.line.contexts.append((now, session_id, sum(window)))
         self.line.prompt_tokens += own + self.plan.shared_tokens
         self.line.n_turns += 1
