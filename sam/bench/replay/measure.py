@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any, Self
 
 COUNTERS = {
+    "queued_s": "sglang:queue_time_seconds_sum",
     "load_back_tokens": "sglang:load_back_tokens_total",
     "load_back_s": "sglang:load_back_duration_seconds_sum",
     "evicted_tokens": "sglang:evicted_tokens_total",

@@ -166,6 +166,7 @@ ROWS = (
     ("  new to any cache", lambda a: f"{a['new_tokens']:,}"),
     ("TTFT mean s", lambda a: _seconds(a, "ttft_s", "mean")),
     ("TTFT p50 / p95 / p99", lambda a: _seconds(a, "ttft_s", "p50", "p95", "p99")),
+    ("  of the mean: queued", lambda a: _queued(a)),
     ("request mean / p95 s", lambda a: _seconds(a, "latency_s", "mean", "p95")),
     ("whole task mean s", lambda a: _seconds(a, "task_s", "mean")),
     ("output tokens / s", lambda a: f"{a['output_tokens_per_s']:.1f}"),
@@ -184,6 +185,12 @@ def _tiers(arm: Mapping[str, Any], *tiers: str) -> str:
 
 def _seconds(arm: Mapping[str, Any], kind: str, *keys: str) -> str:
     return " / ".join(f"{arm[kind].get(key, 0.0):.2f}" for key in keys)
+
+
+def _queued(arm: Mapping[str, Any]) -> str:
+    """Mean wait for admission, as the server counts it."""
+    queued_s = arm["counters"].get("queued_s")
+    return "-" if queued_s is None else f"{queued_s / arm['requests']:.2f}"
 
 
 def _pool(arm: Mapping[str, Any]) -> str:
