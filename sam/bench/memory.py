@@ -5,11 +5,11 @@ differences. Must never compare processes that did different work.
 
 Each builds a tree of small nodes with a host copy of every one (HiCache, write-through, one
 KV layer of a few bytes a token), then opens the sessions, each with a branch of its own, then
-serves under pressure for a while. Memory is the process's own (USS) after a full collection
-and after free memory went back to the system; what a tree core itself holds is in it. Pauses
-are those of the collector as `gc.callbacks` sees them: the longest of its own accord, and a
-full collection asked for, as it is and after another `gc.freeze()`. What was there before the
-first node is frozen from the start, as a server's is after its warm-up.
+serves under pressure for a while. Memory is the process's anonymous memory (Linux) after a
+full collection; what a tree core itself holds, and KV, is in it, in both alike. Pauses are
+those of the collector as `gc.callbacks` sees them: the longest of its own accord, and a full
+collection asked for, as it is and after another `gc.freeze()`. What was there before the first
+node is frozen from the start, as a server's is after its warm-up.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import subprocess
 import sys
 from array import array
 from contextlib import suppress
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -157,13 +158,13 @@ def _server_settings() -> Any:
 
 
 def _own_bytes() -> int:
-    """Memory of this process alone, after what is free went back to the system."""
-    import psutil
-
+    """Anonymous memory of this process, after what is free went back to the system. Mapped
+    files are left out: other processes that load the same libraries would count."""
     gc.collect()
     with suppress(OSError, AttributeError):
         ctypes.CDLL("libc.so.6").malloc_trim(0)
-    return psutil.Process().memory_full_info().uss
+    rollup = Path("/proc/self/smaps_rollup").read_text()
+    return int(rollup.split("Anonymous:")[1].split()[0]) * 1024
 
 
 def _full_collection_ms() -> float:
