@@ -53,9 +53,12 @@ class _Idle:
         "has_tail",
         "hint",
         "label",
+        "learns",
         "offloaded",
         "resting",
+        "resuming",
         "retained_until_s",
+        "sent_s",
         "since_s",
     )
 
@@ -65,6 +68,9 @@ class _Idle:
         self.gap_s = 0.0
         self.hint: tuple[float, float] | None = None  # (given at, expected) in seconds
         self.resting = False
+        self.resuming = False
+        self.learns = True
+        self.sent_s = float("-inf")  # message time of the newest request
         self.offloaded = False
         self.ended = False
         self.has_left = False
@@ -113,14 +119,18 @@ class RetentionTracker:
 
     # -- the life of a session ----------------------------------------------------
 
-    def queued(self, session: Hashable, time_s: float) -> None:
+    def queued(self, session: Hashable, time_s: float, sent_s: float | None = None) -> None:
         """A request arrived. If the session was idle or ended, it returned: gaps learn.
 
-        A hint given before this moment was for the idle time that ends here.
+        `sent_s`: the request's own message time, where others were newer. A hint given before
+        it was for the idle time that ends here.
         """
         idle = self._known(session, time_s)
+        idle.sent_s = max(idle.sent_s, time_s if sent_s is None else sent_s)
+        idle.resuming = False
         if idle.resting:
-            self.gaps.observe(session, idle.label, time_s - idle.since_s)
+            if idle.learns:
+                self.gaps.observe(session, idle.label, time_s - idle.since_s)
             idle.resting = False
         if idle.ended:
             idle.ended = False
@@ -128,9 +138,11 @@ class RetentionTracker:
                 self._tell(LeftBranches(session), _SUPERSEDED)
             self._trust(self.end_trust.returned())
         idle.offloaded = False
-        if idle.hint is not None and idle.hint[0] < time_s:
+        if idle.hint is not None and idle.hint[0] < idle.sent_s:
             idle.hint = None
         self._tell(session, _QUEUED)
+        if idle.has_tail:
+            self._tell(OffloadedTail(session), _QUEUED)
 
     def running(self, session: Hashable, time_s: float) -> None:
         """A request of the session runs: the engine locks what it uses."""
@@ -139,26 +151,39 @@ class RetentionTracker:
             self.queued(session, time_s)
         self._tell(session, _RUNNING)
 
-    def idle(self, session: Hashable, time_s: float, label: str = LABEL_OTHER) -> None:
+    def idle(
+        self,
+        session: Hashable,
+        time_s: float,
+        label: str = LABEL_OTHER,
+        *,
+        learns: bool = True,
+    ) -> None:
         """The session's last request finished; `label` from `sam.core.gaps.label_of`.
 
-        The estimate is made here and stands until the session returns.
+        The estimate is made here and stands until the session returns. Without `learns`
+        the return teaches nothing: it is no answer to anybody.
         """
         idle = self._known(session, time_s)
         if idle.ended:
             return
         idle.since_s, idle.label, idle.resting = time_s, label, True
+        idle.learns = learns
         idle.gap_s = self.gaps.gap_s(session, label)
         self._tell(session, self._standing(idle))
+        if idle.has_tail:
+            tail = Standing(NextUseRank.OFFLOADED, time_s, idle.gap_s)
+            self._tell(OffloadedTail(session), tail)
 
     def expect(self, session: Hashable, time_s: float, expected_idle_s: float) -> None:
         """The client's estimate of the time from the end of this answer to its next request.
 
         While a request is queued or runs, it is for the idle time to come; else it counts
-        from `time_s` on. No-op for an unknown or ended session.
+        from `time_s` on. No-op for an unknown or ended session, and for one that a newer
+        request than the hint has come from.
         """
         idle = self._sessions.get(session)
-        if idle is None or idle.ended:
+        if idle is None or idle.ended or time_s < idle.sent_s:
             return
         idle.hint = (time_s, max(expected_idle_s, 0.0))
         if idle.resting:
@@ -202,7 +227,7 @@ class RetentionTracker:
         """Nodes of an idle session with a host copy may go early. No-op if not idle."""
         idle = self._sessions.get(session)
         if idle is not None and idle.resting and not idle.ended:
-            idle.offloaded = offloaded
+            idle.offloaded, idle.resuming = offloaded, False
             self._tell(session, self._standing(idle))
 
     def resuming(self, session: Hashable, resuming: bool = True) -> None:
@@ -212,7 +237,8 @@ class RetentionTracker:
         """
         idle = self._sessions.get(session)
         if idle is not None and idle.resting and not idle.ended:
-            self._tell(session, _QUEUED if resuming else self._standing(idle))
+            idle.resuming = resuming
+            self._tell(session, self._standing(idle))
 
     def ended(self, session: Hashable, time_s: float, left_as: Hashable | None = None) -> None:
         """No longer needed. It stays known until `forget`, to notice a return.
@@ -231,7 +257,7 @@ class RetentionTracker:
             idle.since_s, idle.label, idle.resting = time_s, LABEL_OTHER, True
             idle.gap_s = self.gaps.gap_s(session, idle.label)
         idle.ended, idle.offloaded, idle.hint = True, False, None
-        idle.retained_until_s = None
+        idle.retained_until_s, idle.resuming = None, False
         standing = self._standing(idle)
         self._tell(session, standing)
         if idle.has_left:
@@ -306,7 +332,7 @@ class RetentionTracker:
         rank = NextUseRank.OFFLOADED if idle.offloaded else NextUseRank.IDLE
         if idle.ended:
             rank = NextUseRank.ENDED
-        elif idle.retained_until_s is not None:
+        elif idle.retained_until_s is not None or idle.resuming:
             return _QUEUED
         return Standing(rank, idle.since_s, idle.gap_s, idle.hint_s())
 

@@ -78,6 +78,8 @@ USED_MEMBERS: dict[str, tuple[str, ...]] = {
         "_match_tree",
         "_reset_full",
         "_apply_eviction_result",
+        "_flush_walk_frees",
+        "_walk_frees",
         "_execute_and_commit_kv_backup",
         "_demote",
         "_component_available_size",

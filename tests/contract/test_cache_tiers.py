@@ -380,3 +380,40 @@ def test_an_offload_copies_so_much_at_a_time(make_rig):
     settle(rig, 12)
     assert rig.later_result().status == "done"
     assert rig.on_tiers("a") == (device, device)
+
+
+def test_what_fails_takes_nothing_else_down(make_rig, caplog):
+    rig = make_rig(tokens=512, config=SamConfig())
+    for name in "abc":
+        rig.run(text(ord(name)), session=name)
+    rig.slow_transfers = "write"
+    messages = []
+    for name in "abc":
+        rig.hint("demote", name, release="now")
+        messages.append(rig.last_message_id)
+    broken = rig.cache.hints._tickets[0].task
+    broken.poll = lambda: 1 / 0
+    rig.slow_transfers = ""
+    settle(rig)
+    outcomes = [rig.later_result(message_id) for message_id in messages]
+    assert [(o.status, o.reason) for o in outcomes[:1]] == [("dropped", "internal_error")]
+    assert all(o.status == "done" for o in outcomes[1:])
+    rig.cache.hints.moves.expect = lambda action: 1 / 0
+    actions = [("expect", "b", {"expected_idle_s": 1.0}), ("evict", "b", {})]
+    results = rig.submit(rig.envelope(actions))
+    assert [r.status for r in results] == ["dropped", "done"]
+    assert rig.cache.n_errors == 2 and "ZeroDivisionError" in caplog.text
+    rig.cache.n_errors = 0
+
+
+def test_an_evict_gives_back_at_once(make_rig):
+    """However many nodes: the allocator joins its free list anew with each free."""
+    rig = make_rig(tokens=512, hicache=False)
+    grown(rig, "a")
+    assert len(rig.branch("a")) > 8
+    n_frees, free = [], rig.allocator.free
+    rig.allocator.free = lambda indices: (n_frees.append(len(indices)), free(indices))
+    result = rig.hint("evict", "a")
+    rig.allocator.free = free
+    assert result.status == "done" and len(n_frees) == 1
+    assert n_frees[0] == result.detail["tokens"]["device"]

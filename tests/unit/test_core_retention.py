@@ -356,3 +356,68 @@ def test_false_ends_lose_trust_in_all_orders():
     for i in range(40):
         tracker.ended(f"g{i}", 3.0)
     assert device.peek(3.0).node_id == host.peek(3.0).node_id == 1
+
+
+def test_a_lease_outlives_other_hints():
+    order, tracker = tracked()
+    tracker.queued("s", 0.0)
+    tracker.idle("s", 1.0)
+    tracker.resuming("s")
+    tracker.expect("s", 2.0, 300.0)
+    tracker.retain("s", 2.0, 5.0)
+    tracker.retain("s", 2.0, 0.0)
+    tracker.relabel("s", "tool")
+    assert order.key_of_user("s", 2.0).rank == R.QUEUED
+    tracker.resuming("s", False)
+    assert order.key_of_user("s", 2.0) == (R.IDLE, 301.0 + 0.0)
+
+
+def test_a_hint_older_than_the_newest_request_is_over():
+    order, tracker = tracked()
+    tracker.queued("s", 5.0, 1.0)
+    tracker.queued("s", 7.0, 6.0)
+    tracker.expect("s", 1.0, 3_000.0)
+    tracker.idle("s", 8.0, "tool")
+    assert order.key_of_user("s", 8.0) == (R.IDLE, pytest.approx(10.0))
+    tracker.expect("s", 6.0, 50.0)
+    assert order.key_of_user("s", 8.0) == (R.IDLE, 51.0)
+
+
+def test_a_warm_up_teaches_nothing():
+    _, tracker = tracked()
+    before = tracker.gaps.gap_s(None, "other")
+    for i in range(30):
+        tracker.queued(i, float(i))
+        tracker.idle(i, float(i), learns=False)
+        tracker.queued(i, float(i))
+    assert tracker.gaps.gap_s(None, "other") == before and len(tracker.gaps) == 0
+
+
+def test_an_offloaded_tail_follows_its_session():
+    order, tracker = tracked()
+    tracker.queued("s", 0.0)
+    tracker.idle("s", 1.0, "tool")
+    tail = tracker.offloaded_tail("s", 2.0)
+    order.add(1, [tail], 0.0, 1, 1, backed=True)
+    assert order.peek(3.0).key.rank == R.OFFLOADED
+    tracker.queued("s", 3.0)
+    assert order.peek(3.0).key.rank == R.QUEUED
+    tracker.idle("s", 4.0, "tool")
+    assert order.peek(4.0).key.rank == R.OFFLOADED
+    order.discard(1)
+    tracker.forget("s")
+    assert not order.has_user(tail)
+
+
+def test_retained_until_its_time():
+    order, tracker = tracked()
+    tracker.queued("s", 0.0)
+    tracker.retain("s", 0.0, 10.0)
+    tracker.idle("s", 1.0)
+    assert order.key_of_user("s", 2.0).rank == R.QUEUED
+    tracker.retain("s", 3.0, 10.0)
+    assert tracker.advance(12.0) == []
+    assert tracker.advance(13.0) == ["s"]
+    assert order.key_of_user("s", 13.0).rank == R.IDLE
+    tracker.retain("nobody", 1.0, 10.0)
+    assert tracker.advance(99.0) == []

@@ -3,6 +3,7 @@
 What it does to the tree is tested on the real cache (`tests/contract/test_cache_*`).
 """
 
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
@@ -26,6 +27,13 @@ class EmptyCache:
 
     def has_host_tier(self):
         return True
+
+    @contextmanager
+    def one_free(self):
+        yield
+
+    def hint_failed(self, error):
+        raise error
 
     def retainable_tokens(self):
         return 100

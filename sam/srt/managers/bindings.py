@@ -37,6 +37,7 @@ class Binding:
         "edits",
         "envelope_id",
         "generation",
+        "is_warmup",
         "key",
         "rejections",
         "route",
@@ -51,6 +52,7 @@ class Binding:
         self.envelope_id = envelope_id
         self.route = route
         self.generation = 0
+        self.is_warmup = False
         self.edits: list[SessionAction] = []
         self.rejections: list[ActionResult] = []
 
@@ -102,7 +104,8 @@ def binding_of(req: Any) -> Binding | None:
     bind = next((a for a in actions if a.kind is ActionKind.BIND), None)
     binding = Binding(bind, envelope.message_id, Route(req.http_worker_ipc))
     parallel = len(raw) < len(envelope.actions)
-    if not (parallel and req.sampling_params.max_new_tokens == 0):
+    binding.is_warmup = parallel and req.sampling_params.max_new_tokens == 0
+    if not binding.is_warmup:
         binding.edits = [a for a in actions if a.kind is not ActionKind.BIND]
         binding.rejections = rejections
     return binding

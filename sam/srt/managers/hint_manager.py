@@ -93,7 +93,7 @@ class HintManager:
         self.requests[req.rid] = binding
         self._advance(binding.time_s)
         if not self.table.get(key).shared:
-            self.retention.queued(key, self.table.now_s)
+            self.retention.queued(key, self.table.now_s, binding.time_s)
         self._after_bind(key, binding.time_s)
 
     def busy_sessions(self) -> list[tuple[SessionRef, SessionState]]:
@@ -158,7 +158,7 @@ class HintManager:
         self._drain(rid, SessionRef(key, binding.generation))
         if counts and not self.table.get(key).n_running and not self.table.get(key).shared:
             label = LABEL_OTHER if aborted else label_of(finish_reason)
-            self.retention.idle(key, now_s, label)
+            self.retention.idle(key, now_s, label, learns=not binding.is_warmup)
 
     def _remember(self, binding: Binding, req: Any, aborted: bool) -> None:
         """What the session's branch is now, for the pool."""
@@ -210,11 +210,19 @@ class HintManager:
             return
         tickets, self._tickets = self._tickets, []
         for ticket in tickets:
-            outcome = ticket.task.poll()
+            outcome = self._poll_task(ticket.task)
             if outcome is None:
                 self._tickets.append(ticket)
             else:
                 self._settle(ticket, outcome)
+
+    def _poll_task(self, task: Any) -> Outcome | None:
+        """A task that fails is over; the others go on."""
+        try:
+            return task.poll()
+        except Exception as error:
+            self._cache.hint_failed(error)
+            return not_done(ActionStatus.DROPPED, "internal_error")
 
     def tree_was_reset(self) -> None:
         """All nodes are gone: sessions survive as empty, tasks end."""
@@ -231,7 +239,11 @@ class HintManager:
         seen = self._seen.get((action.key.tenant, envelope_id, action.action_id))
         if seen is not None and not again:
             return seen
-        started = self._start(action)
+        try:
+            started = self._start(action)
+        except Exception as error:
+            self._cache.hint_failed(error)
+            started = not_done(ActionStatus.DROPPED, "internal_error")
         if started is WAIT or (isinstance(started, TaskGroup) and started.again):
             waiting = self._after_run.setdefault(action.key, [])
             waiting.append(_Ticket(action, envelope_id, route, None))
@@ -240,7 +252,7 @@ class HintManager:
         elif isinstance(started, Outcome):
             outcome = started
         else:
-            outcome = started.poll()
+            outcome = self._poll_task(started)
             if outcome is None:
                 self._tickets.append(_Ticket(action, envelope_id, route, started))
                 outcome = not_done(ActionStatus.DEFERRED, "in_use")
@@ -305,8 +317,10 @@ class HintManager:
     def _let_go(self, ref: SessionRef) -> None:
         """A session aged out or was pushed out: what it leaves goes first under pressure."""
         self.moves.forget(ref)
-        self.retention.expired(ref.key, self.table.now_s, left_as=ref)
-        self._cache.tree_core.tags.release(ref)
+        tags = self._cache.tree_core.tags
+        if tags.branch_ends(ref):
+            self.retention.expired(ref.key, self.table.now_s, left_as=ref)
+            tags.release(ref)
         self.retention.forget(ref.key)
         if self.moves.pool is not None:
             self.moves.pool.reclaim([ref.key])

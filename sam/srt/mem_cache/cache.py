@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import logging
 from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -17,6 +19,7 @@ import torch
 from sglang.srt.managers.io_struct import KvHintsReqOutput
 from sglang.srt.managers.kv_hints import KvHintResult
 from sglang.srt.managers.schedule_batch import FINISH_ABORT
+from sglang.srt.mem_cache.allocator.page_interleave import page_interleave_shard_size
 from sglang.srt.mem_cache.base_prefix_cache import CacheRequestOutcome, MatchPrefixParams
 from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.unified_cache.cache_action import BackupKV
@@ -191,6 +194,21 @@ class SessionRadixCache(UnifiedRadixCache):
         self._all_reduce(found, torch.distributed.ReduceOp.MIN)
         return int(found.item())
 
+    @contextmanager
+    def one_free(self) -> Iterator[None]:
+        """What is drained meanwhile goes back to the allocator at once at the end: each free
+        joins the whole free list anew."""
+        shards = page_interleave_shard_size(self.token_to_kv_pool_allocator)
+        if self._walk_frees is not None or shards != 1:
+            yield
+            return
+        self._walk_frees = []
+        try:
+            yield
+        finally:
+            self._flush_walk_frees()
+            self._walk_frees = None
+
     def drain(self, result: DropResult) -> None:
         """Give back to the pools what a drop freed."""
         self._apply_eviction_result(result)
@@ -291,13 +309,19 @@ class SessionRadixCache(UnifiedRadixCache):
         """A failing hint is counted and logged, never passed on to the request."""
         try:
             return call(*args, **kwargs)
-        except Exception:
-            if self.config.raise_on_error:
-                raise
-            self.n_errors += 1
-            if self.n_errors <= 10:
-                logger.exception("sam: a hint failed (error %d); serving goes on", self.n_errors)
+        except Exception as error:
+            self.hint_failed(error)
             return None
+
+    def hint_failed(self, error: Exception) -> None:
+        """Count and log it; raise it again where the configuration says so."""
+        if self.config.raise_on_error:
+            raise error
+        self.n_errors += 1
+        if self.n_errors <= 10:
+            logger.error(
+                "sam: a hint failed (error %d); serving goes on", self.n_errors, exc_info=error
+            )
 
 
 def _to_upstream(result: ActionResult) -> Any:

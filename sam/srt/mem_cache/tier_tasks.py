@@ -92,6 +92,10 @@ class EvictTask:
         if self._nothing_changed():
             return None
         self._in_use = None
+        with self._cache.one_free():
+            return self._free_some()
+
+    def _free_some(self) -> Outcome | None:
         core = self._cache.tree_core
         nodes = [node for ref in self._refs for node in core.tags.released_nodes(ref)]
         nodes.sort(key=lambda node: -core.path_end(node))
