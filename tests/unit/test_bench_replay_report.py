@@ -124,13 +124,27 @@ def test_the_report_adds_up():
 
 def test_targets_say_met_or_by_how_much():
     runs = noisy("stock", 1.0) + noisy("stock-lpm", 0.5) + noisy("sam-hints", 0.2)
-    report = build_report(runs, {})
+    report = build_report(runs, {"workload": "swarm"})
     verdict = {(t["against"], t["metric"]): t["met"] for t in report["targets"]}
     assert verdict["stock", "ttft_mean"] and verdict["stock-lpm", "ttft_mean"]
-    missed = build_report(noisy("stock", 1.0) + noisy("sam-hints", 0.9), {})
-    lines = target_lines(missed)
+    some = noisy("stock", 1.0) + noisy("sam-hints", 0.9)
+    lines = target_lines(build_report(some, {"workload": "swarm"}))
     assert any("missed (0.90)" in line for line in lines)
     assert not any("stock-lpm" in line for line in lines)
+    same = noisy("stock", 1.0) + noisy("sam-plain", 1.0)
+    lines = target_lines(build_report(same, {"workload": "nohints"}))
+    assert lines and all("0.98-1.02x: met (1.00)" in line for line in lines)
+    assert not target_lines(build_report(same, {"workload": "trace"}))
+
+
+def test_pool_bytes_and_throughput_are_ratios_of_whole_runs():
+    ours = {s: run("sam", s, peak_l3_bytes=50 + s, wall_s=20.0) for s in range(3)}
+    theirs = {s: run("stock", s, peak_l3_bytes=100 + 2 * s) for s in range(3)}
+    found = stats.ratios(ours, theirs, draws=50)
+    assert found["peak_l3_bytes"] == {"ratio": 0.5, "low": 0.5, "high": 0.5}
+    assert found["tokens_per_s"] == {"ratio": 0.5, "low": 0.5, "high": 0.5}
+    without = {s: run("stock", s) for s in range(3)}
+    assert "peak_l3_bytes" not in stats.ratios(ours, without, draws=50)
 
 
 def test_other_tokens_are_counted():

@@ -64,7 +64,7 @@ def _table(head: Sequence[str], rows: Iterable[tuple[str, Sequence[str]]]) -> st
 def _ratio_table(of_base: Mapping[str, Any]) -> str:
     metrics = [key for key in next(iter(of_base.values()), {}) if key != "seeds"]
     rows = [
-        (name, [str(figures["seeds"]), *(shown.shown_ratio(figures[m]) for m in metrics)])
+        (name, [str(figures["seeds"]), *(shown.shown_ratio(figures.get(m)) for m in metrics)])
         for name, figures in of_base.items()
     ]
     return _table(["arm", "seeds", *metrics], rows)

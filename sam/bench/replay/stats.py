@@ -47,6 +47,11 @@ METRICS: Mapping[str, tuple[Callable[[Rows], np.ndarray], Callable[[np.ndarray],
     "recomputed_tokens": (_sums(recomputed), np.sum),
 }
 
+PER_RUN: Mapping[str, Callable[[Run], float]] = {
+    "tokens_per_s": lambda run: sum(row["out"] for row in run["rows"]) / run["wall_s"],
+    "peak_l3_bytes": lambda run: run["peak_l3_bytes"] or 0,
+}
+
 
 def units(run: Run) -> dict[int, dict[str, Any]]:
     """What is resampled: one user's requests and task."""
@@ -83,9 +88,27 @@ def ratios(
         drawn = [_ratio(values, pick, figure[1]) for pick in picks]
         low, high = np.percentile(drawn, [2.5, 97.5])
         ratio = _ratio(values, whole, figure[1])
-        figures = {"ratio": ratio, "low": low, "high": high}
-        found[name] = {key: round(float(value), 4) for key, value in figures.items()}
+        found[name] = _rounded(ratio, low, high)
+    for name, of_run in PER_RUN.items():
+        ours, theirs = (np.array([of_run(side[s]) for s in seeds]) for side in (arm, base))
+        if ours.all() and theirs.all():
+            found[name] = _run_ratio(ours, theirs, draws, np.random.default_rng(seed))
     return found
+
+
+def _rounded(ratio: float, low: float, high: float) -> dict[str, float]:
+    figures = {"ratio": ratio, "low": low, "high": high}
+    return {key: round(float(value), 4) for key, value in figures.items()}
+
+
+def _run_ratio(
+    ours: np.ndarray, theirs: np.ndarray, draws: int, rng: np.random.Generator
+) -> dict[str, float]:
+    """Of a figure that a run has only as a whole: seeds alone are drawn."""
+    picks = rng.integers(len(ours), size=(draws, len(ours)))
+    drawn = ours[picks].mean(axis=1) / theirs[picks].mean(axis=1)
+    low, high = np.percentile(drawn, [2.5, 97.5])
+    return _rounded(ours.mean() / theirs.mean(), low, high)
 
 
 def _figures() -> dict[str, tuple[Callable, Callable]]:
