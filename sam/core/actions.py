@@ -219,7 +219,7 @@ def _checked_actions(actions: object, limits: HintLimits) -> list[object] | tupl
     return actions
 
 
-def _fields_of(action: object) -> tuple[Any, Any, Any, Any]:
+def _fields_of(action: object) -> tuple[Any, ...]:
     names = ("action_id", "action_type", "action_version", "payload")
     if isinstance(action, dict):
         return tuple(action.get(name) for name in names)
@@ -269,7 +269,9 @@ def _parent_of(payload: dict[object, object], limits: HintLimits) -> str | None:
     )
 
 
-def _scope_of(payload: dict[object, object], kind: ActionKind, target: str) -> str:
+def _scope_of(
+    payload: dict[object, object], kind: ActionKind, target: str
+) -> Literal["session", "subtree"]:
     scope = payload.get("scope")
     if scope is not None:
         scope = check_choice(
@@ -282,7 +284,7 @@ def _scope_of(payload: dict[object, object], kind: ActionKind, target: str) -> s
     return scope or "session"
 
 
-def _release_of(payload: dict[object, object]) -> str | None:
+def _release_of(payload: dict[object, object]) -> Any:
     release = payload.get("release")
     if release is None:
         return None
@@ -317,7 +319,7 @@ def _number_of(
 
 def _kind_fields(
     payload: dict[object, object], kind: ActionKind, limits: HintLimits
-) -> dict[str, float]:
+) -> dict[str, Any]:
     if kind is ActionKind.EXPECT:
         idle = _number_of(
             payload, "expected_idle_s", limits.max_expected_idle_s, HintReason.BAD_NUMBER

@@ -32,7 +32,7 @@ class _Segment:
         self.node_id = node_id
         self.name = name
         self.parent = parent
-        self.depth = 0 if parent is None else parent.depth + 1
+        self.depth: int = 0 if parent is None else parent.depth + 1
         self.children: dict[Hashable, _Segment] = {}
         self.users: dict[Hashable, None] = {}
         self.pages = 0

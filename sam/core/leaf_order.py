@@ -15,7 +15,7 @@ comes, and is to be offered again when it is unlocked.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from sam.core.retention import NextUse, NextUseRank, Standing, next_use
@@ -34,7 +34,7 @@ class LeafView(NamedTuple):
 
     nodes: Mapping[int, Any]
     is_leaf: Callable[[Any], bool]
-    users_of: Callable[[Any], Collection[Hashable]]
+    users_of: Callable[[Any], dict[Hashable, Any] | tuple[Hashable, ...]]
     when_of: Callable[[Any], Any]
     time_of: Callable[[Any], float]
     backed_of: Callable[[Any], bool]

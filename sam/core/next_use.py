@@ -14,7 +14,7 @@ put under the right one when it reaches a head.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable
+from collections.abc import Callable, Collection, Hashable, Iterable
 from heapq import heapify, heappop, heappush
 from typing import Any
 
@@ -127,7 +127,7 @@ class NextUseLeaves(LeafOrder):
             self._file(node, self._users[next(reversed(users))])
         elif filed.user.name not in users:
             self._file(node, self._users[next(reversed(users))])
-        elif filed.backed != view.backed_of(node) or filed.shelf.get(node_id)[1] > when:
+        elif filed.backed != view.backed_of(node) or filed.shelf.entries[node_id][1] > when:
             self._file(node, filed.user)
         self._owned.put(node_id, when)
 
@@ -236,9 +236,10 @@ class NextUseLeaves(LeafOrder):
             if node is None or not view.is_leaf(node):
                 self.discard(entry[2])
             elif self._is_settled(node, entry):
-                if self._drained is None or view.leaves_of is None or self.use_lru:
+                drained, leaves_of = self._drained, view.leaves_of
+                if drained is None or leaves_of is None or self.use_lru:
                     return node
-                return self._drained_first(node)
+                return self._drained_first(node, drained, leaves_of)
         return None
 
     def take(self, node: Any) -> None:
@@ -268,7 +269,8 @@ class NextUseLeaves(LeafOrder):
                 use_in_s = self.now_s - self.view.time_of(head[0]) + self.plain_gap_s
                 best = _farther(best, (use_in_s, (0.0, *head)))
         if best is not _NOTHING:
-            return best[1]
+            entry: Entry = best[1]
+            return entry
         if self._queued.entries:
             return self._queued.head()
         return self._running.head() if even_running else None
@@ -311,9 +313,11 @@ class NextUseLeaves(LeafOrder):
         assert best is not None
         return best
 
-    def _drained_first(self, node: Any) -> Any:
-        """`node`, or an equal of the session that the last victim came from."""
-        view, drained = self.view, self._drained
+    def _drained_first(
+        self, node: Any, drained: User, leaves_of: Callable[[Hashable], Iterable[Any]]
+    ) -> Any:
+        """`node`, or an equal of `drained`, the user that the last victim came from."""
+        view = self.view
         if self._users.get(drained.name) is not drained:
             return node
         filed = self._filed.get(node.id)
@@ -322,7 +326,7 @@ class NextUseLeaves(LeafOrder):
         key = self.key_of(node, self.now_s)
         equals = [
             other
-            for other in view.leaves_of(drained.name)
+            for other in leaves_of(drained.name)
             if view.when_of(other)[:-1] == view.when_of(node)[:-1]
             and self._key(drained, view.backed_of(other)) == key
             and self._soonest(view.users_of(other), view.backed_of(other)) is drained

@@ -178,8 +178,9 @@ class RangeResolver:
         split = common_prefix(full, other)
         if not self._splits_at(full, other, split, mark):
             raise _unresolvable(f"the template rewrites what is before message {number}")
-        near = closed_at is not None and 0 <= split - closed_at <= SEAM_TOKENS
-        return closed_at if near else split
+        if closed_at is not None and 0 <= split - closed_at <= SEAM_TOKENS:
+            return closed_at
+        return split
 
     def _continues(self, full: Sequence[int], before: Sequence[int], cut: int) -> bool:
         """Whether the full window starts with the cut one, but for merges at the seam."""

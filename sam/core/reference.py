@@ -64,6 +64,11 @@ class ReferenceTable:
                 return record
         return None
 
+    def known(self, key: SessionKey) -> _Record:
+        record = self.find(key)
+        assert record is not None
+        return record
+
     def kids(self, key: SessionKey) -> list[_Record]:
         kids = [r for r in self.records if r.parent == key]
         return sorted(kids, key=lambda r: r.attach_order)
@@ -103,7 +108,7 @@ class ReferenceTable:
             if known == rid:
                 return generation
         self.bind(key, None, time_s)
-        record = self.find(key)
+        record = self.known(key)
         record.state, record.lease_until_s = "running", None
         record.requests.append((rid, record.generation))
         record.waiting_tool, record.tool_name = False, None
@@ -121,7 +126,7 @@ class ReferenceTable:
         if not self.retire(key, rid, generation, time_s):
             self.counters["late_finishes"] += 1
             return False
-        record = self.find(key)
+        record = self.known(key)
         if record.state == "idle" and finish_reason == "tool_calls":
             record.waiting_tool, record.tool_name = True, tool_name
         return True
@@ -153,7 +158,7 @@ class ReferenceTable:
         self.now_s = max(self.now_s, time_s)
         if not self.may_mark(key):
             return False
-        record = self.find(key)
+        record = self.known(key)
         record.state, record.lease_until_s = "offloaded", None
         return True
 
@@ -161,7 +166,7 @@ class ReferenceTable:
         self.now_s = max(self.now_s, time_s)
         if not self.may_mark(key):
             return False
-        record = self.find(key)
+        record = self.known(key)
         if record.state != "resuming":
             record.before_lease, record.state = record.state, "resuming"
         record.last_active_s = self.now_s

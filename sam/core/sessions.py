@@ -107,11 +107,11 @@ class SessionTable:
                 self.counters["leases_expired"] += 1
         expired: list[SessionRef] = []
         while limit is None or len(expired) < limit:
-            session = next(iter(self._store.all.resting.values()), None)
-            if session is None or now_s - session.last_active_s <= self.limits.idle_timeout_s:
+            oldest = next(iter(self._store.all.resting.values()), None)
+            if oldest is None or now_s - oldest.last_active_s <= self.limits.idle_timeout_s:
                 break
-            self._close(session)
-            expired.append(session.ref)
+            self._close(oldest)
+            expired.append(oldest.ref)
         self.counters["expired"] += len(expired)
         return expired
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from enum import StrEnum
+from typing import Any
 
 import msgspec
 
@@ -170,8 +171,8 @@ def check_range(
 
 def check_choice(
     value: object, choices: tuple[str, ...], where: str, reason: HintReason
-) -> str:
-    """Return `value` if it is one of `choices`, or raise HintError."""
+) -> Any:
+    """Return `value`, a string, if it is one of `choices`, or raise HintError."""
     if not isinstance(value, str) or value not in choices:
         raise HintError(
             reason, f"{where}: {shape_of(value)} is not one of {', '.join(choices)}"
