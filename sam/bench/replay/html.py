@@ -105,7 +105,7 @@ def tiers_svg(arms: Mapping[str, Any]) -> str:
             x += width
     y = len(arms) * _ROW + 18
     for place, (kind, colour) in enumerate(zip(kinds, colours, strict=True)):
-        x = _LEFT + place * 120
+        x = 10 + place * 145
         body.append(f'<rect x="{x}" y="{y - 10}" width="10" height="10" fill="{colour}"/>')
         body.append(_text(x + 14, y, kind))
     return _svg(y + 8, body)
