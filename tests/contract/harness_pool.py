@@ -46,10 +46,12 @@ def make_pool(one_rank, make_rig, tmp_path):
     return make
 
 
-def attach(rig, folder, *, policy="wait_complete", write_policy="write_through", **extra):
+def attach(
+    rig, folder, *, backend="file", policy="wait_complete", write_policy="write_through", **extra
+):
     config = {"prefetch_threshold": 1, "file_storage_path": str(folder), **extra}
     done, text = rig.cache.attach_storage_backend(
-        "file",
+        backend,
         storage_backend_extra_config_json=json.dumps(config),
         served_model_name="tiny",
         hicache_storage_prefetch_policy=policy,
