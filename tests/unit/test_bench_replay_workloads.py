@@ -262,5 +262,10 @@ def test_a_trace_is_wanted_and_must_be_one(tmp_path):
 def test_text_has_the_wanted_length():
     rng = random.Random(0)
     assert WORDS.count(WORDS.text(rng, 17)) == 17
+    tools = WORDS.tools(rng)
+    of_tools = WORDS.count(json.dumps(tools))
+    system, shared = WORDS.system(rng, of_tools + 100, tools)
+    assert (WORDS.count(system), shared) == (100, of_tools + 100)
+    assert WORDS.system(rng, 5, tools)[1] > of_tools
     with pytest.raises(ValueError, match="16"):
         Vocabulary(["a"])

@@ -24,7 +24,7 @@ def plan_coding(spec: WorkloadSpec, words: Vocabulary) -> Plan:
     rng = random.Random(f"coding {spec.seed}")
     shapes = load_shapes(spec.traces)
     tools = words.tools(rng)
-    shared = max(spec.tokens(shapes.shared_tokens), 64)
+    system, shared = words.system(rng, spec.tokens(shapes.shared_tokens), tools)
     agents: dict[str, Agent] = {}
     users = []
     for user in range(spec.users):
@@ -35,7 +35,7 @@ def plan_coding(spec: WorkloadSpec, words: Vocabulary) -> Plan:
         workload="coding",
         about=spec.about(),
         source=shapes.source,
-        system=words.system(rng, shared, tools),
+        system=system,
         tools=tools,
         agents=agents,
         users=tuple(users),

@@ -28,7 +28,7 @@ def plan_swarm(spec: WorkloadSpec, words: Vocabulary) -> Plan:
     rng = random.Random(f"swarm {spec.seed}")
     shapes = load_shapes(spec.traces)
     tools = words.tools(rng)
-    shared = max(spec.tokens(shapes.shared_tokens), 64)
+    system, shared = words.system(rng, spec.tokens(shapes.shared_tokens), tools)
     agents: dict[str, Agent] = {}
     users = []
     for user in range(spec.users):
@@ -39,7 +39,7 @@ def plan_swarm(spec: WorkloadSpec, words: Vocabulary) -> Plan:
         workload="swarm",
         about=spec.about(),
         source=shapes.source,
-        system=words.system(rng, shared, tools),
+        system=system,
         tools=tools,
         agents=agents,
         users=tuple(users),

@@ -20,6 +20,7 @@ _TOOLS = {
 }
 TOOL_NAMES = tuple(name for name in _TOOLS if name != "spawn_member")
 SPAWN = "spawn_member"
+_MIN_SYSTEM = 16
 
 
 class Vocabulary:
@@ -48,9 +49,14 @@ class Vocabulary:
     def tools(self, rng: random.Random) -> tuple[dict[str, Any], ...]:
         return tuple(self._tool(rng, name) for name in _TOOLS)
 
-    def system(self, rng: random.Random, tokens: int, tools: Sequence[dict[str, Any]]) -> str:
-        """A system prompt that makes `tokens` together with the tools."""
-        return self.text(rng, max(tokens - self.count(json.dumps(list(tools))), 8))
+    def system(
+        self, rng: random.Random, tokens: int, tools: Sequence[dict[str, Any]]
+    ) -> tuple[str, int]:
+        """A system prompt that makes `tokens` together with the tools, or a few words where the
+        tools alone are more; and how many both are."""
+        of_tools = self.count(json.dumps(list(tools)))
+        text = self.text(rng, max(tokens - of_tools, _MIN_SYSTEM))
+        return text, of_tools + self.count(text)
 
     def _tool(self, rng: random.Random, name: str) -> dict[str, Any]:
         """Flags are the only arguments: a grammar soon ends a call that a random model makes."""
