@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from itertools import product
@@ -212,6 +213,7 @@ def _print(summaries: list[dict], *, as_json: bool, partial: bool) -> None:
         print(json.dumps(result | {"partial": partial}, indent=1))
     elif summaries:
         print(table(summaries))
+    sys.stdout.flush()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -241,4 +243,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except BrokenPipeError:  # the reader has seen enough, as `| head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
