@@ -18,6 +18,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any, NamedTuple
 
+import msgspec
+
 from sam.core.retention import NextUse, NextUseRank, Standing, next_use
 
 _GONE = Standing(NextUseRank.ENDED)
@@ -41,17 +43,14 @@ class LeafView(NamedTuple):
     leaves_of: Callable[[Hashable], Iterable[Any]] | None = None
 
 
-class User:
+class User(msgspec.Struct, eq=False, gc=False):
     """One user of leaves in one order; `serial` counts first registrations. `filed`: ids of
     the leaves that wait under its key."""
 
-    __slots__ = ("filed", "name", "serial", "standing")
-
-    def __init__(self, name: Hashable, serial: int, standing: Standing) -> None:
-        self.name = name
-        self.serial = serial
-        self.standing = standing
-        self.filed: dict[int, None] = {}
+    name: Any
+    serial: int
+    standing: Standing
+    filed: dict[int, None] = {}
 
 
 class LeafOrder(ABC):

@@ -18,6 +18,8 @@ from collections.abc import Callable, Collection, Hashable, Iterable
 from heapq import heapify, heappop, heappush
 from typing import Any
 
+import msgspec
+
 from sam.core.leaf_order import LeafOrder, LeafView, User
 from sam.core.recency import RecencyList
 from sam.core.retention import (
@@ -71,15 +73,12 @@ class _IdleBand:
         return best
 
 
-class _Filed:
+class _Filed(msgspec.Struct, eq=False, gc=False):
     """Where an owned leaf waits: under whose key, on which shelf, with a copy below or not."""
 
-    __slots__ = ("backed", "shelf", "user")
-
-    def __init__(self, user: User, shelf: Shelf, backed: bool) -> None:
-        self.user = user
-        self.shelf = shelf
-        self.backed = backed
+    user: User
+    shelf: Any
+    backed: bool
 
 
 class NextUseLeaves(LeafOrder):

@@ -11,6 +11,8 @@ from collections.abc import Hashable, Iterable
 from heapq import heappop, heappush
 from typing import NamedTuple, Protocol
 
+import msgspec
+
 from sam.core.gaps import LABEL_OTHER, GapEstimator
 from sam.core.guard import EndTrust
 from sam.core.retention import NextUseRank, Standing
@@ -43,39 +45,25 @@ class OffloadedTail(NamedTuple):
     part: str = "tail"
 
 
-class _Idle:
-    """What is known of a session's idle time, also of the one to come."""
+class _Idle(msgspec.Struct, eq=False, gc=False):
+    """What is known of a session's idle time, also of the one to come.
 
-    __slots__ = (
-        "ended",
-        "gap_s",
-        "has_left",
-        "has_tail",
-        "hint",
-        "label",
-        "learns",
-        "offloaded",
-        "resting",
-        "resuming",
-        "retained_until_s",
-        "sent_s",
-        "since_s",
-    )
+    `hint`: given at, expected, in seconds. `sent_s`: message time of the newest request.
+    """
 
-    def __init__(self, since_s: float) -> None:
-        self.since_s = since_s
-        self.label = LABEL_OTHER
-        self.gap_s = 0.0
-        self.hint: tuple[float, float] | None = None  # (given at, expected) in seconds
-        self.resting = False
-        self.resuming = False
-        self.learns = True
-        self.sent_s = float("-inf")  # message time of the newest request
-        self.offloaded = False
-        self.ended = False
-        self.has_left = False
-        self.has_tail = False
-        self.retained_until_s: float | None = None
+    since_s: float
+    label: str = LABEL_OTHER
+    gap_s: float = 0.0
+    hint: tuple[float, float] | None = None
+    sent_s: float = float("-inf")
+    retained_until_s: float | None = None
+    resting: bool = False
+    resuming: bool = False
+    learns: bool = True
+    offloaded: bool = False
+    ended: bool = False
+    has_left: bool = False
+    has_tail: bool = False
 
     def hint_s(self) -> float | None:
         """The hint, counted from the start of the idle time."""

@@ -21,31 +21,27 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 from typing import Any
 
+import msgspec
+
 from sam.core.sessions import SessionRef
 from sam.core.tracker import LeftBranches, OffloadedTail
 
 MAX_SUPERSEDED = 32
 
 
-class Tag:
+class Tag(msgspec.Struct, eq=False, gc=False):
     """One branch of one session. `user`: the name under which it counts."""
 
-    __slots__ = ("anchor", "ref", "user")
-
-    def __init__(self, ref: SessionRef, anchor: Any, user: Hashable) -> None:
-        self.ref = ref
-        self.anchor = anchor
-        self.user = user
+    ref: SessionRef
+    anchor: Any
+    user: Any
 
 
-class Branches:
+class Branches(msgspec.Struct, eq=False, gc=False):
     """The tags of one session: the current branch first, then left ones, oldest first."""
 
-    __slots__ = ("current", "superseded")
-
-    def __init__(self) -> None:
-        self.current: Tag | None = None
-        self.superseded: list[Tag] = []
+    current: Tag | None = None
+    superseded: list[Tag] = []
 
     def tags(self) -> list[Tag]:
         return ([self.current] if self.current else []) + self.superseded

@@ -200,10 +200,35 @@ class ShadowTreeCore(FollowedTreeCore):
         if self.is_write_back and not envs.SGLANG_HICACHE_SKIP_HOST_DUPLICATE_RECLAIM.get():
             freed = self._reclaim_duplicates(result, num_tokens)
         while freed < num_tokens:
+            victims = self._host_victims(num_tokens - freed)
+            if not victims:
+                return
+            freed += self._free_host_leaves(victims, result)
+
+    def _host_victims(self, num_tokens: int) -> list[ShadowNode]:
+        """Host leaves in our order, those that they uncover included, out of the shadow and
+        without their guards."""
+        victims = []
+        while num_tokens > 0:
             node = self.shadow.host_leaves.pop(self.orders.now_s)
             if node is None:
-                return
-            freed += self._free_host(node, result)
+                break
+            victims.append(node)
+            num_tokens -= node.n_tokens
+            self._unguard(node)
+            self._delete(node)
+        return victims
+
+    def _free_host_leaves(self, victims: list[ShadowNode], result: Any) -> int:
+        """Have the core free them: nothing else on host is without a guard."""
+        n_tokens = sum(node.n_tokens for node in victims)
+        part = super().drive_host_eviction(BASE_COMPONENT_TYPE, n_tokens)
+        freed = part.tracker.get(BASE_COMPONENT_TYPE, 0)
+        absorb(result, part)
+        if freed != n_tokens:
+            self.shadow.nodes.update((node.id, node) for node in victims)
+            raise Mismatch(f"freed {freed} of {n_tokens} tokens on host")
+        return freed
 
     def _reclaim_duplicates(self, result: Any, num_tokens: int) -> int:
         """Host copies of what is on device too, oldest first; leaves, which are about to

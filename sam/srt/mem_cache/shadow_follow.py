@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_FULL = int(BASE_COMPONENT_TYPE)
 MAX_REBUILDS = 8
 """Rebuilds of the shadow between two resets; after that the core goes on alone."""
 
@@ -67,9 +68,11 @@ class FollowedTreeCore(RustUnifiedTreeCore):
 
     def _start_over(self) -> None:
         self.tags.clear()
-        clock = self.shadow.clock if hasattr(self, "shadow") else 0
+        former = getattr(self, "shadow", None)
         self.shadow = ShadowTree(self.root_node_handle(), self.orders)
-        self.shadow.clock = clock
+        if former is not None:
+            self.shadow.clock = former.clock
+            former.dismantle()
         self.ordering = True
         self._n_rebuilds = 0
         self._insert_tokens = 0
@@ -117,7 +120,9 @@ class FollowedTreeCore(RustUnifiedTreeCore):
                 raise Mismatch("too many rebuilds")
             guards = {n.id: n.guard for n in self.shadow.nodes.values() if n.guard is not None}
             self.tags.clear()
-            self.shadow = rebuild(self, self.shadow, self.orders)
+            former = self.shadow
+            self.shadow = rebuild(self, former, self.orders)
+            former.dismantle()
             for node in self.shadow.nodes.values():
                 if node.backuped:
                     node.guard = guards.get(node.id)
@@ -135,21 +140,30 @@ class FollowedTreeCore(RustUnifiedTreeCore):
         for node in self.shadow.nodes.values():
             if node.guard is not None:
                 try:
-                    super().dec_host_lock_ref(node.id, node.guard)
+                    self._unguard(node)
                 except KeyError:
                     pass
-                node.guard = None
 
     # -- guards -------------------------------------------------------------------
 
     def _guard(self, node: ShadowNode) -> None:
-        node.guard = super().inc_host_lock_ref(node.id).to_dec_params()
+        receipt = self._binding.inc_host_lock_ref(node.id)
+        node.guard = receipt.component_host_lock_uuids[_FULL]
 
     def _unguard(self, node: ShadowNode) -> None:
         guard, node.guard = node.guard, None
         if guard is None:
             raise Mismatch(f"host node {node.id} has no guard")
-        super().dec_host_lock_ref(node.id, guard)
+        self._release_guard(node.id, guard)
+
+    def _release_guard(self, node_id: int, guard: int) -> None:
+        receipt = self._bindings.DecLockRefParamsBinding(
+            node_id=node_id,
+            skipped_lock_components=[],
+            component_lock_uuids={},
+            component_host_lock_uuids={_FULL: guard},
+        )
+        self._binding.dec_host_lock_ref(node_id, receipt)
 
     # -- walks --------------------------------------------------------------------
 
@@ -299,7 +313,7 @@ class FollowedTreeCore(RustUnifiedTreeCore):
             former = lower.guard
             self._guard(upper)
             self._guard(lower)
-            super().dec_host_lock_ref(lower.id, former)
+            self._release_guard(lower.id, former)
         return upper
 
     # -- locks --------------------------------------------------------------------

@@ -15,44 +15,39 @@ device-evicted nodes right below it: what a device leaf or a host leaf has to kn
 from __future__ import annotations
 
 from collections.abc import Iterable
+from types import MappingProxyType
 from typing import Any
+
+import msgspec
 
 from sam.srt.mem_cache.ownership import OwnershipTags
 from sam.srt.mem_cache.tier_orders import TierOrders
 
-_NO_CHILDREN: dict[int, ShadowNode] = {}
+_NO_CHILDREN: Any = MappingProxyType({})
 
 
-class ShadowNode:
-    """One node. `end`: tokens from the root to its end; `guard`: the core's receipt."""
+class ShadowNode(msgspec.Struct, eq=False, gc=False):
+    """One node. `end`: tokens from the root to its end; `guard`: of the core's receipt for
+    our host lock what differs from node to node.
 
-    __slots__ = (
-        "backuped",
-        "below",
-        "children",
-        "device",
-        "end",
-        "guard",
-        "host_locks",
-        "id",
-        "lat",
-        "load_back_pending_id",
-        "n_device",
-        "parent",
-        "thru",
-        "write_through_pending_id",
-    )
+    Not seen by the garbage collector, which would take half a second for 100,000: nodes
+    refer to each other, so `ShadowTree.dismantle` has to let them go.
+    """
 
-    def __init__(self, node_id: int, parent: ShadowNode | None, end: int) -> None:
-        self.id = node_id
-        self.parent = parent
-        self.end = end
-        self.children = _NO_CHILDREN
-        self.device = self.backuped = False
-        self.n_device = self.below = self.host_locks = self.lat = self.thru = 0
-        self.guard: Any = None
-        self.write_through_pending_id: int | None = None
-        self.load_back_pending_id: int | None = None
+    id: int
+    parent: ShadowNode | None
+    end: int
+    children: dict[int, ShadowNode] = _NO_CHILDREN
+    device: bool = False
+    backuped: bool = False
+    n_device: int = 0
+    below: int = 0
+    host_locks: int = 0
+    lat: int = 0
+    thru: int = 0
+    guard: int | None = None
+    write_through_pending_id: int | None = None
+    load_back_pending_id: int | None = None
 
     @property
     def n_tokens(self) -> int:
@@ -101,6 +96,11 @@ class ShadowTree:
         self.device_leaves, self.host_leaves = orders.device, orders.host
         self.duplicates: dict[int, None] = {}
         self.segments: dict[tuple[int, Any], list[Any]] = {}
+
+    def dismantle(self) -> None:
+        """The tree is not used any more. O(nodes)."""
+        for node in self.nodes.values():
+            node.parent, node.children = None, _NO_CHILDREN
 
     # -- shape --------------------------------------------------------------------
 
