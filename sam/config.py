@@ -35,6 +35,8 @@ class SamConfig(msgspec.Struct, frozen=True, kw_only=True):
     pool_ledger_bytes: int = 1 << 26
     pool_group_pages: int = 16
     pool_max_jobs: int = 256
+    pool_keep_alive_bytes: int = 1 << 30
+    pool_keep_alive_s: float = 3.0
     max_pending_actions: int = 1_024
     max_in_flight_actions: int = 512
     max_in_flight_actions_per_tenant: int = 0
@@ -72,6 +74,8 @@ HELP = {
     "pool_manifest_bytes": "token ids kept per server to bring sessions back from the L3 pool",
     "pool_ledger_bytes": "what may be known of which pages in the L3 pool are whose",
     "pool_group_pages": "pages at a session's start that stay in the L3 pool when it ends",
+    "pool_keep_alive_bytes": "pages of live sessions that are kept from ageing in the L3 pool",
+    "pool_keep_alive_s": "how often they are renewed there; 0: never",
     "pool_max_jobs": "jobs that wait for the L3 pool; more are dropped",
     "max_pending_actions": "actions under way in the scheduler; more are dropped",
     "max_in_flight_actions": "actions the scheduler has not yet looked at; more are dropped",

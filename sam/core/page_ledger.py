@@ -96,6 +96,11 @@ class PageLedger:
         left = [page for page, at in record.left.items() if at >= start]
         return pages[::-1] + left[::-1]
 
+    def pages(self, owner: Hashable) -> list[bytes]:
+        """All pages of the session's current branch, root first."""
+        record = self._records.get(owner)
+        return _split(record.pages) if record is not None else []
+
     def n_pages(self, owner: Hashable) -> tuple[int, int]:
         """(pages, of them private) of the session's branches."""
         record = self._records.get(owner)

@@ -9,6 +9,7 @@ only public names are imported; private members are listed here.
 from __future__ import annotations
 
 import importlib
+import os
 from importlib.metadata import PackageNotFoundError, version
 
 PINNED_VERSION = "0.5.23"
@@ -90,6 +91,8 @@ USED_MEMBERS: dict[str, tuple[str, ...]] = {
     ),
     "sglang.srt.mem_cache.base_prefix_cache:BasePrefixCache": ("on_release", "finish"),
     "sglang.srt.mem_cache.hicache_storage:HiCacheStorageFailureInjector": ("_backend",),
+    "sglang.srt.mem_cache.hicache_storage:HiCacheFile": ("_evictor", "_get_suffixed_key"),
+    "sglang.srt.mem_cache.storage.file.lru_file_evictor:LRUFileEvictor": ("enabled", "touch"),
     "sglang.srt.entrypoints.openai.serving_base:OpenAIServingBase": ("_resolve_lora_path",),
     "sglang.srt.entrypoints.openai.serving_chat:OpenAIServingChat": (
         "_validate_request",
@@ -176,6 +179,15 @@ def real_storage(backend: object) -> object:
     """The storage backend without SGLang's failure injection around it."""
     injector = resolve("sglang.srt.mem_cache.hicache_storage:HiCacheStorageFailureInjector")
     return backend._backend if isinstance(backend, injector) else backend
+
+
+def touch_files(backend: object, keys: list[str]) -> None:
+    """Make pages of the `file` backend the last that its size bound takes."""
+    if not backend._evictor.enabled:
+        return
+    for key in reversed(keys):
+        name = backend._get_suffixed_key(key)
+        backend._evictor.touch(name, os.path.join(backend.file_path, f"{name}.bin"))
 
 
 def resolve(symbol: str) -> object | None:

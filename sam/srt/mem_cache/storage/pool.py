@@ -22,6 +22,7 @@ from sam.core.manifests import (
 )
 from sam.core.page_ledger import PageLedger
 from sam.core.sessions import SessionKey, SessionRef
+from sam.srt.mem_cache.storage.keep_alive import KeepAlive
 from sam.srt.mem_cache.storage.objects import objects_of
 from sam.srt.mem_cache.storage.page_keys import (
     fingerprint_of,
@@ -71,6 +72,9 @@ class SessionPool:
         self.misses: dict[str, int] = {}
         self.n_prefetches = 0
         self._worker = PoolWorker(config.pool_max_jobs)
+        self.keep_alive = KeepAlive(
+            config.pool_keep_alive_bytes, config.pool_keep_alive_s, config.max_sessions
+        )
         # Of the worker thread:
         self._ledger = PageLedger(config.pool_group_pages, config.pool_ledger_bytes)
         self._written = BoundedNames(config.pool_manifest_bytes)
@@ -97,12 +101,15 @@ class SessionPool:
         if not len(tokens):
             return
         self.manifests.put(key, tokens)
+        self.keep_alive.touch(key)
         self._worker.submit_latest(key, lambda: self._note(key, tokens))
 
     def recall(self, key: SessionKey) -> BranchTokens | Job | None:
         """The session's tokens, or the job that looks for them in the pool, whose result is
         `BranchTokens` or None; None where neither is possible."""
         tokens = self.manifests.get(key)
+        if tokens is not None and self.attached:
+            self.keep_alive.touch(key)
         if tokens is not None or not self.attached:
             return tokens
         return self._worker.submit(lambda: self._read(key), same_on_ranks=True)
@@ -111,6 +118,7 @@ class SessionPool:
         """The sessions are over: take their private pages and manifests out of the pool. The
         job's result is `Removed`; None where nothing can be done."""
         for key in keys:
+            self.keep_alive.forget(key)
             self.manifests.pop(key)
             self._worker.seal(key)
         if not keys or not self.attached:
@@ -143,6 +151,8 @@ class SessionPool:
 
     def sync(self) -> None:
         """Once per step of the scheduler: jobs that are over on all ranks become ready."""
+        if self.attached and self.keep_alive.is_due():
+            self._worker.submit_latest(KeepAlive, self._renew)
         if not self._worker.n_tracked:
             return
         agree = self._cache.lowest_of_ranks
@@ -167,6 +177,9 @@ class SessionPool:
             "sessions_in_ledger": len(self._ledger),
             "ledger_bytes": self._ledger.n_bytes,
             "ledger_forgotten": self._ledger.n_forgotten,
+            "sessions_kept_alive": len(self.keep_alive),
+            "pages_renewed": self.keep_alive.n_renewed_pages,
+            "renewals_over_budget": self.keep_alive.n_over_budget,
             "jobs_waiting": self._worker.n_waiting,
             "jobs_refused": self._worker.n_refused,
             "errors": self._worker.n_errors,
@@ -211,6 +224,11 @@ class SessionPool:
             return None
         self.counters["manifests_read"] += 1
         return tokens
+
+    def _renew(self) -> None:
+        controller = self._cache.cache_controller
+        page_bytes = controller.storage_host_pool.size_per_token * controller.page_size
+        self.keep_alive.renew(controller.storage_backend, self._ledger.pages, page_bytes)
 
     def _remove_sessions(self, keys: Sequence[SessionKey]) -> Removed:
         removed, controller = Removed(), self._cache.cache_controller
