@@ -200,11 +200,11 @@ def test_answers_before_tool_waits_are_made_calls_the_same_for_every_arm():
         talk = Conversation(plan, plan.agents[name])
         for index, call in enumerate(calls):
             body = talk.body(index)
-            assert ("tool_choice" in body) is (call is not None)
-            if call:
-                assert body["tool_choice"]["function"]["name"] == call
-                assert body["max_tokens"] > plan.agents[name].turns[index].reply_tokens
+            assert body.get("tool_choice") == ("required" if call else None)
+            assert not call or body["max_tokens"] > plan.agents[name].turns[index].reply_tokens
             talk.take_reply(index, "reply")
+            calls_of = talk.messages[-1].get("tool_calls", [])
+            assert [c["function"]["name"] for c in calls_of] == [call] * bool(call)
     free, forced = (timeline_of(p, WORDS.count) for p in (tiny_plan(), plan))
     assert forced.working_set_tokens > free.working_set_tokens
 

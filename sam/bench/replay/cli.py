@@ -185,8 +185,8 @@ def _parser() -> argparse.ArgumentParser:
     what.add_argument("--traces", type=Path, default=traces, help="folder with the shared traces")
     what.add_argument("--trace", help="workload trace: a file in any format that sam.sim reads")
     what.add_argument(
-        "--no-tool-calls", dest="tool_calls", action="store_false",
-        help="free answers instead of calls (made by a grammar) before tool waits",
+        "--tool-calls", action="store_true",
+        help="answers before tool waits are calls, made by a grammar: some 50 tokens each",
     )  # fmt: skip
     what.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="(0 1 2)")
     _add_servers(parser.add_argument_group("the servers"))

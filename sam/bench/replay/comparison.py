@@ -104,11 +104,12 @@ class Comparison:
             *CPU_SERVER_ARGS, *CPU_HICACHE_ARGS, "--model-path", str(self.model),
             "--max-total-tokens", str(sizes["l1_tokens"]), "--hicache-ratio", f"{args.l2:g}",
             "--max-running-requests", str(args.running), "--page-size", str(args.page_size),
-            "--random-seed", "0", "--enable-metrics",
-            "--tool-call-parser", "qwen25", *arm.flags,
+            "--random-seed", "0", "--enable-metrics", *arm.flags,
         ]  # fmt: skip
         if "tlru" in arm.flags:
             flags += tlru_flags(round(_TLRU_SHARE * sizes["mean_prompt_tokens"]))
+        if args.tool_calls:
+            flags += ["--tool-call-parser", "qwen25"]
         if args.l3 == "file":
             flags += ["--hicache-storage-backend", "file"]
         return [*flags, *args.server_arg]

@@ -85,7 +85,7 @@ class Plan:
     agents: Mapping[str, Agent]
     users: tuple[tuple[float, str], ...]
     shared_tokens: int
-    tool_calls: bool = True
+    tool_calls: bool = False
 
     def children_of(self, session_id: str) -> list[str]:
         calls = (call for turn in self.agents[session_id].turns for call in turn.calls)
@@ -130,8 +130,8 @@ class Conversation:
                 message = {"role": "tool", "tool_call_id": call["id"], "content": text}
             self.messages.append(message)
         body = self._request(self.messages, turn.reply_tokens)
-        name = called_tool(turn)
-        return {**body, **_forced(name)} if name and self.plan.tool_calls else body
+        forced = self.plan.tool_calls and called_tool(turn)
+        return {**body, **_forced()} if forced else body
 
     def compressor_body(self, index: int) -> dict[str, Any]:
         """What the compressor asks before turn `index`: the dialogue, and a task."""
@@ -160,10 +160,14 @@ def called_tool(turn: Turn) -> str:
     return turn.tool or (SPAWN if turn.calls else "")
 
 
-def _forced(name: str) -> dict[str, Any]:
-    """The grammar makes the call; the stop string ends it, as a random model never would."""
+def _forced() -> dict[str, Any]:
+    """The grammar makes the call; the stop string ends it, as a random model never would.
+
+    Which tool it names is the model's choice: a named choice would leave the other tools out of
+    the prompt, and nothing would be shared between agents that call different ones.
+    """
     return {
-        "tool_choice": {"type": "function", "function": {"name": name}},
+        "tool_choice": "required",
         "max_tokens": _CALL_TOKENS,
         "stop": [_CALL_END],
         "no_stop_trim": True,

@@ -23,7 +23,7 @@ class WorkloadSpec:
     max_gap_s: float = 300.0
     traces: Path | None = None
     trace: str | None = None
-    tool_calls: bool = True
+    tool_calls: bool = False
 
     def tokens(self, of_trace: float) -> int:
         return round(of_trace * self.lengths)

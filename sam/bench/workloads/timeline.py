@@ -13,7 +13,7 @@ from sam.bench.workloads.plan import Plan, called_tool
 
 NOMINAL_TURN_S = 1.0
 _IDLE_LOG_ERROR = 0.5
-CALL_TOKENS = 25  # of an answer that is a call
+CALL_TOKENS = 50  # of an answer that is a call
 _TEMPLATE_TOKENS = 5  # markup of one message
 
 
