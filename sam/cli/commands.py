@@ -31,9 +31,7 @@ def sessions(
     ] = None,
     owner: Owner = None,
     offset: Annotated[int, typer.Option(min=0, help="Leave out the first ones.")] = 0,
-    limit: Annotated[
-        int | None, typer.Option(min=0, help="At most as many; all of them if left out.")
-    ] = None,
+    limit: Annotated[int, typer.Option(min=0, help="At most as many.")] = 1_000,
     url: Url = DEFAULT_URL,
     api_key: ApiKey = None,
     timeout: Timeout = 10.0,
@@ -100,10 +98,14 @@ def top(
     count: Annotated[
         int | None, typer.Option(min=1, help="End after as many looks; else on Ctrl-C.")
     ] = None,
+    newest: Annotated[
+        int, typer.Option(min=1, max=1_000, help="Look at as many of the newest sessions.")
+    ] = 100,
     url: Url = DEFAULT_URL,
     api_key: ApiKey = None,
     timeout: Timeout = 10.0,
     as_json: Json = False,
 ) -> None:
     """Watch sessions and pools live; `--json` prints one object a line."""
-    top_view.run(Server(url, api_key, timeout), interval, count, as_json)
+    pace = top_view.Pace(interval, count, newest)
+    top_view.run(Server(url, api_key, timeout), pace, as_json)

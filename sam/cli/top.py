@@ -1,7 +1,8 @@
 """`sam top`: what the sessions of a server do, as it happens.
 
 Owns the refresh and the layout of one frame. Must never fail because the server was away for a
-moment, nor ask it more often than it is told to.
+moment, nor ask it more often, or for more sessions, than it is told to: each look takes time of
+the scheduler's.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from rich.text import Text
 from sam.cli import output
 from sam.cli.errors import CliError, Exit
 from sam.cli.server import Server
-from sam.cli.sessions import Record, report_of, tokens_on
+from sam.cli.sessions import Record, page_of, tokens_on
 from sam.cli.views import pools_of, sessions_table
 
 _GONE = (Exit.NO_SERVER,)
@@ -34,18 +35,26 @@ class Frame(NamedTuple):
     problem: str = ""
 
 
-def frames(server: Server, interval_s: float, n_frames: int | None) -> Iterator[Frame]:
-    """Looks every `interval_s`, `n_frames` of them or without end. Raises CliError if the first
-    fails."""
+class Pace(NamedTuple):
+    """How often and at how many of the newest sessions to look; no `n_frames`: without end."""
+
+    interval_s: float
+    n_frames: int | None
+    n_sessions: int
+
+
+def frames(server: Server, pace: Pace) -> Iterator[Frame]:
+    """Looks at the server. Raises CliError if the first fails."""
     started = time.monotonic()
     last: Frame | None = None
     n_done = 0
-    while n_frames is None or n_done < n_frames:
+    while pace.n_frames is None or n_done < pace.n_frames:
         if n_done:
-            time.sleep(interval_s)
+            time.sleep(pace.interval_s)
         now_s = time.monotonic() - started
         try:
-            report = report_of(server)
+            n_known = (last.report if last else page_of(server, 0, 1))["n_sessions"]
+            report = page_of(server, max(0, n_known - pace.n_sessions), pace.n_sessions)
             last = Frame(now_s, report, _changes(last, report))
         except CliError as error:
             if last is None or error.code not in _GONE:
@@ -68,7 +77,7 @@ def _counters(summary: Record) -> dict[str, int]:
 
 
 def as_json(frame: Frame) -> dict[str, Any]:
-    """A frame for scripts: totals and states, no sessions."""
+    """A frame for scripts: totals, and the states of the sessions looked at."""
     states = Counter(record["state"] for record in frame.report["sessions"])
     return {
         "time_s": round(frame.time_s, 3),
@@ -91,7 +100,9 @@ def frame_view(frame: Frame, url: str, n_rows: int) -> RenderableType:
     head = output.plain_table("", "")
     head.show_header = False
     head.add_row("[bold]sam top[/]", Text(url))
-    head.add_row("sessions", shown or "none yet")
+    left_out = frame.report["n_sessions"] - len(records)
+    older = f"  [dim]and {left_out:,} older ones[/]" if left_out else ""
+    head.add_row("sessions", (shown or "none yet") + older)
     for name, used, total in pools_of(summary):
         share = f"{used / total:4.0%}" if total else ""
         head.add_row(name, f"{output.bar(used, total)} {share} of {total:,} tokens")
@@ -124,9 +135,9 @@ def _largest(records: list[Record], n_rows: int) -> list[Record]:
     return live[:n_rows]
 
 
-def run(server: Server, interval_s: float, n_frames: int | None, as_lines: bool) -> None:
+def run(server: Server, pace: Pace, as_lines: bool) -> None:
     """Show frames until there are no more; with `as_lines` a JSON object a line."""
-    looks = frames(server, interval_s, n_frames)
+    looks = frames(server, pace)
     if as_lines:
         for frame in looks:
             output.print_json(as_json(frame))
@@ -138,7 +149,7 @@ def run(server: Server, interval_s: float, n_frames: int | None, as_lines: bool)
         return
     first = next(looks)
     view = frame_view(first, server.url, max(3, console.height - 12))
-    with Live(view, console=console, auto_refresh=False, screen=n_frames is None) as live:
+    with Live(view, console=console, auto_refresh=False, screen=pace.n_frames is None) as live:
         for frame in looks:
             rows = max(3, console.height - 12)
             live.update(frame_view(frame, server.url, rows), refresh=True)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import json
+import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from rich.console import Console
 
 from sam.cli import main, top
 from sam.cli.errors import CliError, Exit
@@ -147,13 +152,34 @@ def test_a_server_that_is_not_sams(answering, capsys):
 
 
 def test_top_outlives_a_short_absence(answering):
-    url, _ = answering((200, REPORT, {}), (503, "", {}), (200, REPORT, {}))
-    looks = list(top.frames(Server(url), 0.01, 3))
+    url, _ = answering((200, REPORT, {}), (200, REPORT, {}), (503, "", {}), (200, REPORT, {}))
+    looks = list(top.frames(Server(url), top.Pace(0.01, 3, 100)))
     assert [bool(frame.problem) for frame in looks] == [False, True, False]
     assert all(frame.report["summary"] == SUMMARY for frame in looks)
     url, _ = answering((401, "", {}))
     with pytest.raises(CliError):
-        next(top.frames(Server(url), 0.01, None))
+        next(top.frames(Server(url), top.Pace(0.01, None, 100)))
+
+
+def test_top_looks_at_the_newest_only(answering):
+    many = json.dumps(json.loads(REPORT) | {"n_sessions": 5_000})
+    url, seen = answering((200, many, {}))
+    frame = next(top.frames(Server(url), top.Pace(0.01, 1, 100)))
+    asked = [path for path, _ in seen]
+    assert asked == ["/sessions?offset=0&limit=1", "/sessions?offset=4900&limit=100"]
+    shown = io.StringIO()
+    Console(file=shown, width=200).print(top.frame_view(frame, url, 5))
+    assert "and 5,000 older ones" in shown.getvalue()
+
+
+def test_interrupted(answering):
+    url, _ = answering((200, REPORT, {}))
+    command = [sys.executable, "-m", "sam.cli", "top", "--json", "--interval", "0.2", "--url", url]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert json.loads(process.stdout.readline())["n_sessions"] == 0
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=30)
+    assert process.returncode == Exit.INTERRUPTED and b"Traceback" not in err
 
 
 def test_address_and_key_from_the_environment(answering, capsys, monkeypatch):
