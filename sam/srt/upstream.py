@@ -61,6 +61,7 @@ USED_MEMBERS: dict[str, tuple[str, ...]] = {
         "sanity_check",
         "shutdown",
         "prefetch_from_storage",
+        "write_backup_storage",
         "check_prefetch_progress",
         "pop_prefetch_loaded_tokens",
         "release_aborted_request",

@@ -8,6 +8,7 @@ pytest.importorskip("sglang")
 
 from harness_pool import (
     PAGE,
+    attach,
     flush,
     in_pool,
     keys_of,
@@ -21,6 +22,7 @@ from harness_pool import (
 )
 
 from sam.config import SamConfig
+from sam.srt.mem_cache.inspect import sessions_report
 
 __all__ = ["make_pool", "one_rank"]
 pytestmark = pytest.mark.usefixtures("one_rank")
@@ -214,3 +216,48 @@ def test_another_tenant_gets_nothing(make_pool):
     envelope = rig.envelope([("evict", "a", {"tenant": "other"})])
     assert rig.submit(envelope)[0].status == "missing"
     assert outcome(rig, "prefetch", "a").status == "done"
+
+
+def test_offload_reaches_the_pool(make_pool, tmp_path):
+    """Also of what lay on the host before the pool was attached."""
+    rig = make_pool()
+    done, why = rig.cache.detach_storage_backend()
+    assert done, why
+    a = rig.run(text(0, 60), session="a")
+    for _ in range(4):
+        rig.step()
+    assert rig.on_tiers("a") == (64, 64)
+    attach(rig, tmp_path)
+    assert not in_pool(tmp_path)
+    result = outcome(rig, "demote", "a", release="now")
+    assert result.status == "done"
+    assert result.detail["tokens"] == {"device": 64, "host": 0, "pool": 64}
+    assert in_pool(tmp_path) == set(keys_of(rig.full_ids(a)[:-1]))
+    assert outcome(rig, "demote", "a").detail["tokens"]["pool"] == 0
+
+
+def test_a_request_does_not_wait_for_an_offload_to_the_pool(make_pool, tmp_path):
+    rig = make_pool()
+    a = rig.run(text(0, 60), session="a")
+    rig.hint("demote", "a")
+    message_id = rig.last_message_id
+    rig.queue(rig.full_ids(a), session="a", rid="next")
+    rig.cache.hints.poll()
+    result = rig.later_result(message_id)
+    settle(rig)
+    result = result or rig.later_result(message_id)
+    assert result.status in ("done", "clipped")
+    rig.abort_queued(rig.queued["next"])
+
+
+def test_inspection_shows_the_pool(make_pool):
+    rig = make_pool()
+    rig.run(text(0, 60), session="a")
+    settle(rig)
+    report = sessions_report(rig.cache, 0, 10)
+    assert report["sessions"][0]["tokens"]["pool"] == {"private": 56, "shared": 8}
+    assert report["summary"]["pool"]["manifests"] == 1
+    outcome(rig, "evict", "a")
+    report = sessions_report(rig.cache, 0, 10)
+    assert report["sessions"][0]["tokens"]["pool"] == {"private": 0, "shared": 0}
+    assert report["summary"]["pool"]["pages_removed"] == 14

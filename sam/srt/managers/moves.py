@@ -125,7 +125,8 @@ class SessionMoves:
             return WAIT if key == action.key else not_done(ActionStatus.DROPPED, "running")
         self.leased.pop(key, None)
         self._retention.offloaded(key)
-        return OffloadTask(self._cache, ref, release_now=action.release == "now")
+        offload = OffloadTask if self.pool is None else self.pool.offload_task
+        return offload(self._cache, ref, release_now=action.release == "now")
 
     def _fetch_unknown(self, action: SessionAction) -> Any:
         """A session that another server, or this one before a restart, left in the pool."""

@@ -131,6 +131,11 @@ class SessionRadixCache(UnifiedRadixCache):
         super().sanity_check()
         self.tree_core.check_tags()
 
+    def write_backup_storage(self, node_id: int) -> None:
+        super().write_backup_storage(node_id)
+        if self.enable_storage:
+            self.pool.stored(node_id)
+
     def shutdown(self) -> None:
         self.pool.close()
         super().shutdown()

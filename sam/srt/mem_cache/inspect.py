@@ -38,6 +38,7 @@ def sessions_report(cache: Any, offset: int, limit: int) -> dict[str, Any]:
     for record in page:
         key = SessionKey(record["tenant"], record["session_id"])
         record["tokens"] = session_tokens(cache, SessionRef(key, record["generation"]))
+        record["tokens"]["pool"] = _pool_tokens(cache, key)
     return {
         "offset": offset,
         "n_sessions": len(table),
@@ -61,6 +62,7 @@ def summary(cache: Any) -> dict[str, Any]:
             "protected": core.full_protected_size(),
         },
         "host": _host_pool(cache),
+        "pool": cache.pool.report(),
         "tree_core": type(core).__name__,
         "tree_core_mismatches": core.n_mismatches,
         "retention": retention(cache),
@@ -117,6 +119,13 @@ def tree_dump(cache: Any, limit: int) -> list[dict[str, Any]]:
             }
         )
     return nodes
+
+
+def _pool_tokens(cache: Any, key: SessionKey) -> dict[str, int]:
+    """What the session wrote to L3 or read from there; the pool may have dropped some."""
+    n_pages, n_private = cache.pool.pages_of(key)
+    private = n_private * cache.page_size
+    return {"private": private, "shared": n_pages * cache.page_size - private}
 
 
 def _host_pool(cache: Any) -> dict[str, int] | None:

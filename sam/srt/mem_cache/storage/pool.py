@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import zlib
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ from sam.core.page_ledger import PageLedger
 from sam.core.sessions import SessionKey, SessionRef
 from sam.srt.mem_cache.storage.keep_alive import KeepAlive
 from sam.srt.mem_cache.storage.objects import objects_of
+from sam.srt.mem_cache.storage.offload import PoolOffloadTask
 from sam.srt.mem_cache.storage.page_keys import (
     fingerprint_of,
     page_keys,
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 REMOVE_BATCH = 512
+MAX_STORED_NODES = 1 << 16
 STOP_TIMEOUT_S = 5.0
 COUNTERS = (
     "manifests_written",
@@ -71,6 +74,8 @@ class SessionPool:
         self.counters = dict.fromkeys(COUNTERS, 0)
         self.misses: dict[str, int] = {}
         self.n_prefetches = 0
+        self._stored: OrderedDict[int, None] = OrderedDict()
+        self._stored_in: Any = None
         self._worker = PoolWorker(config.pool_max_jobs)
         self.keep_alive = KeepAlive(
             config.pool_keep_alive_bytes, config.pool_keep_alive_s, config.max_sessions
@@ -103,6 +108,21 @@ class SessionPool:
         self.manifests.put(key, tokens)
         self.keep_alive.touch(key)
         self._worker.submit_latest(key, lambda: self._note(key, tokens))
+
+    def stored(self, node_id: int) -> None:
+        """The node's pages were sent to the pool that is attached now."""
+        backend = self._cache.cache_controller.storage_backend
+        if backend is not self._stored_in:
+            self._stored_in = backend
+            self._stored.clear()
+        self._stored[node_id] = None
+        if len(self._stored) > MAX_STORED_NODES:
+            self._stored.popitem(last=False)
+
+    def is_stored(self, node_id: int) -> bool:
+        """Whether that is known; the pool itself drops what it has twice."""
+        backend = self._cache.cache_controller.storage_backend
+        return backend is self._stored_in and node_id in self._stored
 
     def recall(self, key: SessionKey) -> BranchTokens | Job | None:
         """The session's tokens, or the job that looks for them in the pool, whose result is
@@ -140,6 +160,9 @@ class SessionPool:
 
     def evict_task(self, *args: Any) -> PoolEvictTask:
         return PoolEvictTask(*args)
+
+    def offload_task(self, *args: Any, **kwargs: Any) -> PoolOffloadTask:
+        return PoolOffloadTask(*args, **kwargs)
 
     def span_evict_task(self, *args: Any) -> PoolSpanEvictTask:
         return PoolSpanEvictTask(*args)
