@@ -1,6 +1,7 @@
 """Arithmetic, state, report and options of the replay."""
 
 import argparse
+import functools
 import io
 import json
 import random
@@ -11,14 +12,17 @@ import pytest
 from rich.console import Console
 
 from sam.bench.replay import cli, measure, stats
+from sam.bench.replay import report as replay_report
 from sam.bench.replay.comparison import Comparison, Unfit
 from sam.bench.replay.html import ecdf_svg, tiers_svg, to_html, whiskers_svg
-from sam.bench.replay.report import arms_table, build_report, ratios_table, target_lines
+from sam.bench.replay.report import arms_table, ratios_table, target_lines
 from sam.bench.replay.state import State, code_version, fingerprint
 from sam.bench.workloads import build
 from sam.bench.workloads.spec import WorkloadSpec
 from sam.bench.workloads.text import Vocabulary
 from sam.bench.workloads.timeline import timeline_of
+
+build_report = functools.partial(replay_report.build_report, draws=50)
 
 
 def row(user=0, *, prompt=100, device=60, host=20, ttft=1.0, turn=0, digest=1):
@@ -130,6 +134,10 @@ def test_targets_say_met_or_by_how_much():
     some = noisy("stock", 1.0) + noisy("sam-hints", 0.9)
     lines = target_lines(build_report(some, {"workload": "swarm"}))
     assert any("missed (0.90)" in line for line in lines)
+    limit = next(line for line in lines if line.startswith("what limits sam-hints"))
+    # sam-hints computes 14 of 100 tokens, stock 20; 10 of them are new; 30 s of 3 x 10 s
+    assert "71 % of what it computes" in limit and "0.50x of stock's" in limit
+    assert "scheduler 3.0 s of 30 s" in limit
     assert not any("stock-lpm" in line for line in lines)
     same = noisy("stock", 1.0) + noisy("sam-plain", 1.0)
     lines = target_lines(build_report(same, {"workload": "nohints"}))

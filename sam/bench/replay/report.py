@@ -43,8 +43,10 @@ _CORES = {
 _TIERS = ("device", "host", "storage")
 
 
-def build_report(runs: Iterable[Mapping[str, Any]], about: Mapping[str, Any]) -> dict[str, Any]:
-    """`runs` are finished ones, in any order."""
+def build_report(
+    runs: Iterable[Mapping[str, Any]], about: Mapping[str, Any], *, draws: int = stats.DRAWS
+) -> dict[str, Any]:
+    """`runs` are finished ones, in any order; `draws` of the bootstrap."""
     by_arm: dict[str, dict[int, Mapping[str, Any]]] = {}
     for run in runs:
         by_arm.setdefault(run["arm"], {})[run["seed"]] = run
@@ -54,7 +56,7 @@ def build_report(runs: Iterable[Mapping[str, Any]], about: Mapping[str, Any]) ->
         base: {
             name: {"seeds": len(by_arm[name].keys() & by_arm[base].keys()), **found}
             for name in names
-            if name != base and (found := stats.ratios(by_arm[name], by_arm[base]))
+            if name != base and (found := stats.ratios(by_arm[name], by_arm[base], draws=draws))
         }
         for base in BASELINES
         if base in arms
@@ -263,4 +265,26 @@ def target_lines(report: Mapping[str, Any]) -> list[str]:
             f"{target['arm']} against {target['against']}: {target['metric']} "
             f"{wanted or f'{low:g}-{high:g}x'}: {verdict} ({target['ratio']:.2f})"
         )
-    return lines
+    missed = dict.fromkeys((t["arm"], t["against"]) for t in report["targets"] if not t["met"])
+    return lines + [limit_line(report, *pair) for pair in missed]
+
+
+def limit_line(report: Mapping[str, Any], name: str, base: str) -> str:
+    """What stands between an arm and a target: queue, recompute, load-back, scheduler."""
+    arm, counters = report["arms"][name], report["arms"][name]["counters"]
+    ttft_s = arm["ttft_s"]["mean"] * arm["requests"]
+    of_base = report["arms"][base]
+    seeds = len(set(arm["seeds"]) & set(of_base["seeds"]))
+    floor = _share(arm["new_tokens"] / len(arm["seeds"]) * seeds,
+                   of_base["recomputed_tokens"] / len(of_base["seeds"]) * seeds)  # fmt: skip
+    parts = [
+        f"{100 * _share(arm['new_tokens'], arm['recomputed_tokens']):.0f} % of what it computes is "
+        f"new to any cache (an endless one would compute {floor:.2f}x of {base}'s)"
+    ]
+    if "queued_s" in counters:
+        parts.insert(0, f"the queue is {100 * _share(counters['queued_s'], ttft_s):.0f} % of TTFT")
+    if "load_back_s" in counters:
+        parts.append(f"load-back {counters['load_back_s']:.1f} s")
+    if arm["scheduler"]:
+        parts.append(f"scheduler {arm['scheduler']['work_s']:.1f} s of {arm['wall_s']:.0f} s")
+    return f"what limits {name} against {base}: " + "; ".join(parts)
