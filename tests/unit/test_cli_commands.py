@@ -14,7 +14,7 @@ from sam.cli import main
 from sam.cli.errors import MEANINGS, Exit
 
 REPO = Path(__file__).resolve().parents[2]
-DOCUMENTS = [REPO / "README.md", REPO / "CONTRIBUTING.md", *sorted((REPO / "docs").glob("*.md"))]
+DOCUMENTS = [*sorted(REPO.glob("*.md")), *sorted((REPO / "docs").glob("*.md"))]
 GUIDE = REPO / "docs" / "cli.md"
 PASSED_ON = ("doctor", "patch", "bench", "sim")
 
@@ -30,11 +30,13 @@ def commands_in(path):
     """Lines of code blocks that start with `sam `, without their comments."""
     blocks = re.findall(r"^```\w*\n(.*?)^```", path.read_text(), re.M | re.S)
     lines = [line.partition(" #")[0].strip() for block in blocks for line in block.splitlines()]
-    return [shlex.split(line)[1:] for line in lines if line.startswith("sam ")]
+    return [shlex.split(line)[1:] for line in lines if re.match(r"sam [a-z]", line)]
 
 
 @pytest.mark.parametrize(
-    "words", [words for words in commands_in(GUIDE) if words[0] not in PASSED_ON], ids=" ".join
+    "words",
+    [w for path in DOCUMENTS for w in commands_in(path) if w[0] not in PASSED_ON],
+    ids=" ".join,
 )
 def test_documented_commands_parse(words, capsys):
     """As far as the first thing that needs a server: nobody listens on port 9."""
@@ -70,6 +72,17 @@ def test_links_between_documents(path):
     for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", path.read_text()):
         if not target.startswith("http"):
             assert (path.parent / target).exists(), target
+
+
+def test_both_languages_show_the_same():
+    english, chinese = ((REPO / name).read_text() for name in ("README.md", "README.zh.md"))
+    blocks = re.compile(r"^```\w*\n.*?^```", re.M | re.S)
+    assert blocks.findall(english) == blocks.findall(chinese) and len(blocks.findall(english)) > 5
+    limits = [
+        len(re.findall(r"^\* ", text[text.index(title) :], re.M))
+        for text, title in ((english, "## Limits today"), (chinese, "## 目前的限制"))
+    ]
+    assert limits[0] == limits[1] >= 4
 
 
 def test_remote_commands_import_neither_sglang_nor_torch():
