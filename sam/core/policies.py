@@ -68,7 +68,8 @@ class SessionRefLeaves(LeafOrder):
     """Fewest open sessions first, then least recently used: the key `(ref > 0, ref, lru)`.
 
     Source: SGLang's `--enable-session-radix-cache`, `FullComponent` of the unified cache.
-    A session counts from its first use to its end, a superseded branch included. The key
+    A session counts from its first use to its end, a superseded branch included; SGLang
+    counts each leaf that a session's requests ended at, which differs between equals. The key
     of a node is comparable within this order only: QUEUED while anybody counts.
     """
 

@@ -8,7 +8,7 @@ tells all orders alike, so device, host and simulated orders agree.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -17,6 +17,7 @@ from sam.core.gaps import LABEL_OTHER, GapEstimator
 from sam.core.guard import EndTrust
 from sam.core.retention import NextUseRank, Standing
 
+_MIN_BEFORE_COMPACTION = 64
 _QUEUED = Standing(NextUseRank.QUEUED)
 _RUNNING = Standing(NextUseRank.RUNNING)
 _SUPERSEDED = Standing(NextUseRank.SUPERSEDED)
@@ -194,8 +195,20 @@ class RetentionTracker:
         if ttl_s > 0:
             self._n_retained_made += 1
             heappush(self._retained, (time_s + ttl_s, self._n_retained_made, session))
+            if len(self._retained) > 2 * len(self._sessions) + _MIN_BEFORE_COMPACTION:
+                self._compact()
         if idle.resting:
             self._tell(session, self._standing(idle))
+
+    def _compact(self) -> None:
+        """Drop what later calls replaced, and sessions that are not known any more."""
+        known = self._sessions
+        self._retained = [
+            entry
+            for entry in self._retained
+            if entry[2] in known and known[entry[2]].retained_until_s == entry[0]
+        ]
+        heapify(self._retained)
 
     def advance(self, now_s: float) -> list[Hashable]:
         """Time moved on; returns sessions that are not retained any more."""

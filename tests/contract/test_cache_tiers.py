@@ -417,3 +417,14 @@ def test_an_evict_gives_back_at_once(make_rig):
     rig.allocator.free = free
     assert result.status == "done" and len(n_frees) == 1
     assert n_frees[0] == result.detail["tokens"]["device"]
+
+
+def test_an_offload_larger_than_the_host_ends(make_rig):
+    """Making room for the next copy must not undo the last one for ever."""
+    config = SamConfig(raise_on_error=True, max_offload_in_flight_tokens=20)
+    rig = make_rig(tokens=256, host_ratio=0.6, config=config, write_policy="write_back")
+    grown(rig, "a", n_turns=20)
+    rig.hint("demote", "a")
+    settle(rig, 60)
+    result = rig.later_result()
+    assert (result.status, result.reason) == ("clipped", "host_full")

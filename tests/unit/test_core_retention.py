@@ -421,3 +421,18 @@ def test_retained_until_its_time():
     assert order.key_of_user("s", 13.0).rank == R.IDLE
     tracker.retain("nobody", 1.0, 10.0)
     assert tracker.advance(99.0) == []
+
+
+def test_keep_alives_are_bounded():
+    _, tracker = tracked()
+    for i in range(2_000):
+        tracker.queued(i % 7, float(i))
+        tracker.retain(i % 7, float(i), 10_000.0)
+    assert len(tracker._retained) < 100
+    for i in range(2_000):
+        tracker.queued(("gone", i), 2_000.0)
+        tracker.retain(("gone", i), 2_000.0, 10_000.0)
+        tracker.ended(("gone", i), 2_000.0)
+        tracker.forget(("gone", i))
+    assert len(tracker._retained) < 200
+    assert sorted(tracker.advance(99_999.0)) == list(range(7))

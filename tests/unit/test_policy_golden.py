@@ -53,9 +53,10 @@ class GoldenTree:
         access = self.nodes[tail]["last_access"] if tail else 0
         if state == "ended":
             since_s = session.get("last_access", session.get("idle_since", access))
-            return Standing(NextUseRank.ENDED, since_s, gaps.gap_s(name, session["label"]))
+            gap_s = gaps.gap_s(name, session.get("label", "other"))
+            return Standing(NextUseRank.ENDED, since_s, gap_s)
         assert state == "idle", state
-        gap_s = gaps.gap_s(name, session["label"])
+        gap_s = gaps.gap_s(name, session.get("label", "other"))
         return Standing(NextUseRank.IDLE, session["idle_since"], gap_s, session.get("hint"))
 
     def users(self, name):

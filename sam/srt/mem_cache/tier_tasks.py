@@ -45,86 +45,111 @@ def not_done(status: ActionStatus, reason: str) -> Outcome:
 
 
 NODES_PER_POLL = 256
-"""Nodes that one evict frees between two steps of the scheduler, where steps come anyway."""
+"""Nodes that one evict looks at between two steps of the scheduler, where steps come anyway:
+without a host tier there are none on an idle server."""
 
 
 class EvictTask:
     """Free what only ended sessions used, deepest node first, on device and host.
 
-    Nodes in use stay for later polls. `draining`: the requests that still run for an ended
-    generation, and for which id: their KV joins through `absorb` when they end.
+    One session after the other, nodes in use later. `draining`: the requests that still run
+    for an ended generation, and for which id: their KV joins through `absorb` when they end.
     """
 
     def __init__(self, cache: Any, refs: list[SessionRef], draining: dict[str, SessionKey]) -> None:
         self._cache = cache
-        self.keys = {ref.key for ref in refs}
+        self.keys = dict.fromkeys(ref.key for ref in refs)
         self.draining = draining
+        self._unreleased = dict.fromkeys(refs)
         self._refs: dict[SessionRef, None] = {}
+        self._todo: list[Any] = []
+        self._left_ids: set[int] = set()
+        self._in_use: list[Any] = []
         self._cancelled = False
         self._freed = [0, 0]
         self._n_freed = 0
-        self._in_use: list[Any] | None = None
-        for ref in refs:
-            self.absorb(ref)
 
     def absorb(self, ref: SessionRef) -> None:
         """Release the tags of one ended generation: its private nodes are to be freed."""
-        self._cache.tree_core.tags.release(ref)
         self._refs[ref] = None
-        self._in_use = None
+        self._todo += self._cache.tree_core.tags.release(ref)[::-1]
 
     def cancel(self, key: SessionKey) -> None:
         """The session is used again: keep what was not freed yet."""
-        self._in_use = None
         tags = self._cache.tree_core.tags
+        for ref in [ref for ref in self._unreleased if ref.key == key]:
+            del self._unreleased[ref]
+            self._keep(tags.release(ref))
         for ref in [ref for ref in self._refs if ref.key == key]:
-            kept = tags.released_nodes(ref)
-            self._cancelled |= bool(kept)
-            tags.unrelease(kept)
+            self._keep(tags.released_nodes(ref))
             del self._refs[ref]
         for rid in [rid for rid, of_key in self.draining.items() if of_key == key]:
             self._cancelled = True
             del self.draining[rid]
-        self.keys.discard(key)
+        self.keys.pop(key, None)
+
+    def _keep(self, nodes: list[Any]) -> None:
+        self._cancelled |= bool(nodes)
+        self._cache.tree_core.tags.unrelease(nodes)
 
     def poll(self) -> Outcome | None:
         """Free what can be freed now; the outcome once nothing is left to wait for."""
-        if self._nothing_changed():
+        if not self._todo and not self._unreleased and self._nothing_changed():
             return None
-        self._in_use = None
         with self._cache.one_free():
-            return self._free_some()
-
-    def _free_some(self) -> Outcome | None:
-        core = self._cache.tree_core
-        nodes = [node for ref in self._refs for node in core.tags.released_nodes(ref)]
-        nodes.sort(key=lambda node: -core.path_end(node))
-        left_ids: set[int] = set()
-        in_use = []
-        last = self._n_freed + NODES_PER_POLL if self._cache.has_host_tier() else None
-        for node in nodes:
-            if last is not None and self._n_freed >= last:
-                return None
-            if core.find_node(node.id) is not node or self._drop(node):
-                continue
-            if core.is_locked(node):
-                in_use.append(node)
-                left_ids.add(node.id)
-            elif any(child.id in left_ids for child in node.children.values()):
-                left_ids.add(node.id)
-        self._in_use = in_use
-        if left_ids or self.draining:
+            finished = self._free_some()
+        if not finished or self._left_ids or self.draining:
             return None
         return self._outcome()
 
     def _nothing_changed(self) -> bool:
-        """Whether all that the last poll found in use still is: polls come with every step of
-        the scheduler, and the search below looks at every node that is to go."""
+        """Whether all that was found in use still is: polls come with every step of the
+        scheduler, and another round looks at every node that is to go."""
         core = self._cache.tree_core
         return bool(self._in_use) and all(
             core.find_node(node.id) is node and core.tags.is_released(node) and core.is_locked(node)
             for node in self._in_use
         )
+
+    def _free_some(self) -> bool:
+        """False if there is more to look at in the next step."""
+        n_left = NODES_PER_POLL if self._cache.has_host_tier() else -1
+        if self._in_use:
+            self._start_round()
+        while self._todo or self._next():
+            if n_left == 0:
+                return False
+            if self._todo:
+                n_left -= 1
+                self._try(self._todo.pop())
+        return True
+
+    def _start_round(self) -> None:
+        self._in_use, self._left_ids = [], set()
+        tags, path_end = self._cache.tree_core.tags, self._cache.tree_core.path_end
+        nodes = [node for ref in self._refs for node in tags.released_nodes(ref)]
+        self._todo = sorted(nodes, key=path_end)
+
+    def _next(self) -> bool:
+        """The next session's nodes; at the end heads that were split off meanwhile."""
+        for ref in self._unreleased:
+            del self._unreleased[ref]
+            self.absorb(ref)
+            return True
+        tags = self._cache.tree_core.tags
+        heads = [n for ref in self._refs for n in tags.released_nodes(ref) if not n.children]
+        self._todo = [node for node in heads if node.id not in self._left_ids]
+        return bool(self._todo)
+
+    def _try(self, node: Any) -> None:
+        core = self._cache.tree_core
+        if core.find_node(node.id) is not node or self._drop(node):
+            return
+        if core.is_locked(node):
+            self._in_use.append(node)
+            self._left_ids.add(node.id)
+        elif any(child.id in self._left_ids for child in node.children.values()):
+            self._left_ids.add(node.id)
 
     def _drop(self, node: Any) -> bool:
         """Drop a node, and above it what a session that ended before had to leave because of
@@ -160,9 +185,9 @@ class SpanEvictTask(EvictTask):
         super().__init__(cache, [ref], {})
 
     def absorb(self, ref: SessionRef) -> None:
-        self._cache.tree_core.tags.cut(ref, self._span.top, self._span.ends)
+        tags, path_end = self._cache.tree_core.tags, self._cache.tree_core.path_end
         self._refs[ref] = None
-        self._in_use = None
+        self._todo += sorted(tags.cut(ref, self._span.top, self._span.ends), key=path_end)
 
     def _outcome(self) -> Outcome:
         outcome, span = super()._outcome(), self._span
@@ -194,9 +219,10 @@ class OffloadTask:
         self._cache = cache
         self._span = span
         self.ref = ref
-        self.keys = {ref.key}
+        self.keys = {ref.key: None}
         self._release_now = release_now
         self._in_flight: dict[int, int] = {}
+        self._started: set[int] = set()
         self._waiting: list[Any] = []
         self._backed_up = 0
         self._clipped = clipped
@@ -230,11 +256,13 @@ class OffloadTask:
         for node_id in self._cache.tree_core.unbacked_chain(leaf):
             if sum(self._in_flight.values()) >= limit:
                 return False
-            n_tokens = self._cache.back_up_node(node_id)
+            lost_again = node_id in self._started
+            n_tokens = 0 if lost_again else self._cache.back_up_node(node_id)
             if n_tokens == 0:
                 self._clipped = "host_full"
                 self._waiting.clear()
                 return False
+            self._started.add(node_id)
             self._backed_up += n_tokens
             self._in_flight[node_id] = n_tokens
         return True
@@ -250,7 +278,8 @@ class OffloadTask:
         self._back_up()
         if self._in_flight:
             return None
-        freed = self._demote() if self._release_now else 0
+        with self._cache.one_free():
+            freed = self._demote() if self._release_now else 0
         tokens = TierTokens(device=freed, host=self._backed_up)
         status = ActionStatus.CLIPPED if self._clipped else ActionStatus.DONE
         span = None if self._span is None else (self._span.start, self._span.end)
@@ -301,7 +330,7 @@ class PrefetchTask:
         self, cache: Any, ref: SessionRef, budget: PrefetchBudget, span: Any = None
     ) -> None:
         self._cache = cache
-        self.keys = {ref.key}
+        self.keys = {ref.key: None}
         self._span = None if span is None else (span.start, span.end)
         self._outcome = done(reason="already_on_device")
         self._node_id: int | None = None
@@ -348,7 +377,7 @@ class TaskGroup:
     def __init__(self, parts: list[Any]) -> None:
         self._tasks = [part for part in parts if not isinstance(part, Outcome)]
         self._outcomes = [part for part in parts if isinstance(part, Outcome)]
-        self.keys = {key for task in self._tasks for key in task.keys}
+        self.keys = dict.fromkeys(key for task in self._tasks for key in task.keys)
 
     def cancel(self, key: SessionKey) -> None:
         for task in self._tasks:
