@@ -66,13 +66,15 @@ class PoolFingerprint(msgspec.Struct, frozen=True, kw_only=True):
 class BranchTokens(msgspec.Struct, frozen=True, kw_only=True):
     """The tokens of a session's branch: int32 in native byte order, and their namespace.
 
-    `time_s`: message time at which they were known.
+    `time_s`: message time at which they were known. `n_shared_pages`: leading pages that
+    may be somebody else's as well.
     """
 
     token_ids: bytes
     extra_key: str | None = None
     cache_salt: str | None = None
     time_s: float = 0.0
+    n_shared_pages: int = 0
 
     def __len__(self) -> int:
         return len(self.token_ids) // _TOKEN_BYTES
@@ -90,6 +92,7 @@ class _Body(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     extra_key: str | None
     cache_salt: str | None
     time_s: float
+    n_shared_pages: int
     deflated: bytes
 
 
@@ -119,6 +122,7 @@ def encode_manifest(key: SessionKey, tokens: BranchTokens, fingerprint: PoolFing
             extra_key=tokens.extra_key,
             cache_salt=tokens.cache_salt,
             time_s=tokens.time_s,
+            n_shared_pages=tokens.n_shared_pages,
             deflated=zlib.compress(_planes(tokens.token_ids), 1),
         )
     )
@@ -149,6 +153,7 @@ def decode_manifest(
         extra_key=body.extra_key,
         cache_salt=body.cache_salt,
         time_s=body.time_s,
+        n_shared_pages=max(0, body.n_shared_pages),
     )
 
 
@@ -231,6 +236,10 @@ class ManifestStore:
         if tokens is not None:
             self._kept.move_to_end(key)
         return tokens
+
+    def peek(self, key: SessionKey) -> BranchTokens | None:
+        """The same without counting as use; from any thread."""
+        return self._kept.get(key)
 
     def pop(self, key: SessionKey) -> BranchTokens | None:
         tokens = self._kept.pop(key, None)

@@ -65,6 +65,7 @@ class PageLedger:
         self.n_bytes = 0
         self.n_forgotten = 0
         self._records: OrderedDict[Hashable, _Record] = OrderedDict()
+        self._sharers: list[Hashable] = []
         self._marks: dict[bytes, _Mark] = {}
 
     def __len__(self) -> int:
@@ -73,12 +74,17 @@ class PageLedger:
     def __contains__(self, owner: Hashable) -> bool:
         return owner in self._records
 
-    def note(self, owner: Hashable, pages: Sequence[bytes]) -> None:
-        """The session's branch consists of these pages now, root first. O(pages)."""
+    def note(
+        self, owner: Hashable, pages: Sequence[bytes], n_shared: int = 0
+    ) -> list[Hashable]:
+        """The session's branch consists of these pages now, root first, of which so many are
+        known to be shared; return the others that turn out to share more. O(pages)."""
         record = self._records.pop(owner, None) or _Record()
         self.n_bytes -= record.n_bytes
         self._leave(record, pages)
         record.pages = b"".join(pages)
+        record.n_shared = max(record.n_shared, n_shared)
+        self._sharers = []
         for i in range(self.group_pages - 1, len(pages), self.group_pages):
             self._mark(owner, record, pages[i], i + 1)
         self._records[owner] = record
@@ -86,6 +92,7 @@ class PageLedger:
         while self.n_bytes > self.max_bytes and len(self._records) > 1:
             self.forget(next(iter(self._records)))
             self.n_forgotten += 1
+        return self._sharers
 
     def private_pages(self, owner: Hashable, start: int = 0) -> list[bytes]:
         """Pages at `start` or deeper that only this session ever had, deepest first."""
@@ -95,6 +102,11 @@ class PageLedger:
         pages = _split(record.pages)[max(start, self._first_private(record)) :]
         left = [page for page, at in record.left.items() if at >= start]
         return pages[::-1] + left[::-1]
+
+    def n_shared(self, owner: Hashable) -> int:
+        """Leading pages of the session that were ever known to be shared."""
+        record = self._records.get(owner)
+        return record.n_shared if record is not None else 0
 
     def pages(self, owner: Hashable) -> list[bytes]:
         """All pages of the session's current branch, root first."""
@@ -161,6 +173,7 @@ class PageLedger:
             record.marks[page] = None
             mark.n_holders += 1
             if mark.owner is not None:
+                self._sharers.append(mark.owner)
                 other, mark.owner = self._records[mark.owner], None
                 self.n_bytes -= other.n_bytes
                 self._share(other, end)

@@ -127,7 +127,7 @@ def flush(rig):
 def run(rig, ids, **settings):
     """A request with what the scheduler fetches for it from the pool before admission."""
     req = rig.queue(ids, **settings)
-    fetched = fetch(rig, req)
+    fetched = req.storage_hit_length = fetch(rig, req)
     assert rig.admit(req), "no room"
     rig.decode(req, 4)
     rig.finish(req)

@@ -261,3 +261,33 @@ def test_inspection_shows_the_pool(make_pool):
     report = sessions_report(rig.cache, 0, 10)
     assert report["sessions"][0]["tokens"]["pool"] == {"private": 0, "shared": 0}
     assert report["summary"]["pool"]["pages_removed"] == 14
+
+
+def test_what_was_shared_before_a_restart_stays(make_pool, tmp_path):
+    """The new server never saw the sibling: the session's manifest says how much is shared."""
+    first, second = make_pool(), make_pool()
+    shared = text(0, 40)
+    a = first.run([*shared, *text(700, 24)], session="a")
+    settle(first)
+    b = first.run([*shared, *text(800, 24)], session="b")
+    settle(first)
+    theirs = set(keys_of(first.full_ids(b)[:-1]))
+    before = in_pool(tmp_path)
+    run(second, first.full_ids(a)[:64], session="a")
+    settle(second)
+    assert outcome(second, "evict", "a").detail["tokens"]["pool"] > 0
+    assert theirs <= in_pool(tmp_path) < before
+
+
+def test_pages_of_unknown_origin_stay(make_pool, tmp_path):
+    """A session that finds pages in the pool, on a server that does not know whose they are."""
+    first, second = make_pool(), make_pool()
+    b = first.run(text(0, 60), session="b")
+    settle(first)
+    ids = [*first.full_ids(b)[:48], *text(300, 24)]
+    _, fetched = run(second, ids, session="c")
+    assert fetched == 48
+    run(second, [*ids, *text(400, 8)], session="c")
+    settle(second)
+    assert outcome(second, "evict", "c").detail["tokens"]["pool"] > 0
+    assert set(keys_of(first.full_ids(b)[:-1])) <= in_pool(tmp_path)

@@ -38,9 +38,16 @@ def reason_of(data, key=A, fingerprint=HERE):
     return miss.value.reason
 
 
-@given(ids=ids, extra_key=namespace, salt=namespace, time_s=st.floats(0, 1e9))
-def test_round_trip(ids, extra_key, salt, time_s):
-    branch = tokens(ids, extra_key=extra_key, cache_salt=salt, time_s=time_s)
+@given(
+    ids=ids,
+    extra_key=namespace,
+    salt=namespace,
+    time_s=st.floats(0, 1e9),
+    n_shared=st.integers(0, 2**31),
+)
+def test_round_trip(ids, extra_key, salt, time_s, n_shared):
+    fields = {"extra_key": extra_key, "cache_salt": salt, "time_s": time_s}
+    branch = tokens(ids, n_shared_pages=n_shared, **fields)
     assert decode_manifest(encode_manifest(A, branch, HERE), A, HERE) == branch
 
 

@@ -42,6 +42,22 @@ def test_shared_pages_are_nobodys_and_stay_so():
     assert book.private_pages("c") == []
 
 
+def test_who_turns_out_to_share_is_told():
+    book, pages = ledger(group=2), pages_of(*range(8))
+    assert book.note("a", pages) == []
+    assert book.note("b", pages[:5]) == ["a", "a"]
+    assert book.note("c", pages[:5]) == [] and book.n_shared("c") == 4
+    assert (book.n_shared("a"), book.n_shared("b"), book.n_shared("x")) == (4, 4, 0)
+
+
+def test_what_is_known_to_be_shared_stays():
+    book, pages = ledger(group=2), pages_of(*range(9))
+    book.note("a", pages[:6], n_shared=4)
+    book.note("a", pages)
+    assert book.private_pages("a") == pages[:5:-1]
+    assert book.pages("a") == pages and book.pages("x") == []
+
+
 def test_sharing_is_found_when_the_second_one_grows_into_it():
     book, pages = ledger(group=2), pages_of(*range(10))
     book.note("a", pages)

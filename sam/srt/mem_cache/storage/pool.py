@@ -13,6 +13,8 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from sam.core.manifests import (
     BranchTokens,
     ManifestMiss,
@@ -95,8 +97,13 @@ class SessionPool:
         if not self.attached:
             return
         ids = token_bytes(req.origin_input_ids, req.output_ids)
+        found = req.storage_hit_length and (req.storage_hit_start or 0) + req.storage_hit_length
         tokens = BranchTokens(
-            token_ids=ids, extra_key=req.extra_key, cache_salt=req.cache_salt, time_s=time_s
+            token_ids=ids,
+            extra_key=req.extra_key,
+            cache_salt=req.cache_salt,
+            time_s=time_s,
+            n_shared_pages=-(-found // self._cache.page_size),
         )
         # The KV of the last token was never computed.
         self.keep(key, tokens.first(self._whole(max(0, len(tokens) - 1))))
@@ -105,6 +112,10 @@ class SessionPool:
         """The session's branch consists of these tokens, whole pages, as of now."""
         if not len(tokens):
             return
+        former = self.manifests.peek(key)
+        if former is not None and former.n_shared_pages > tokens.n_shared_pages:
+            fields = {"n_shared_pages": former.n_shared_pages}
+            tokens = msgspec.structs.replace(tokens, **fields)
         self.manifests.put(key, tokens)
         self.keep_alive.touch(key)
         self._worker.submit_latest(key, lambda: self._note(key, tokens))
@@ -215,14 +226,31 @@ class SessionPool:
     # -- on the worker thread -----------------------------------------------------
 
     def _note(self, key: SessionKey, tokens: BranchTokens) -> None:
+        """`tokens.n_shared_pages`: those that the pool had. Whose they are is known from the
+        session's own manifest, or not at all."""
         core, page_size = self._cache.tree_core, self._cache.page_size
-        pages = page_keys(tokens, page_size, is_bigram=core.is_eagle)
-        self._ledger.note(key, [bytes.fromhex(page) for page in pages])
+        pages = [
+            bytes.fromhex(page) for page in page_keys(tokens, page_size, is_bigram=core.is_eagle)
+        ]
+        n_shared = 0
+        if key not in self._ledger and tokens.n_shared_pages:
+            known = self._read(key)
+            n_shared = (known or tokens).n_shared_pages
+        sharers = self._ledger.note(key, pages, n_shared)
+        self._write(key, tokens)
+        for other in sharers:
+            theirs = self.manifests.peek(other)
+            if theirs is not None:
+                self._write(other, theirs)
+
+    def _write(self, key: SessionKey, tokens: BranchTokens) -> None:
         controller = self._cache.cache_controller
         objects = objects_of(controller.storage_backend)
         if objects is None or not writes_manifests(controller):
             return
         fingerprint = fingerprint_of(controller)
+        n_shared = self._ledger.n_shared(key)
+        tokens = msgspec.structs.replace(tokens, n_shared_pages=n_shared)
         name = manifest_key(key, fingerprint)
         try:
             data = encode_manifest(key, tokens, fingerprint)

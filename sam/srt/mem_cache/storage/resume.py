@@ -96,7 +96,7 @@ class PoolPrefetchTask:
             if self._ref is None:
                 return not_done(ActionStatus.DROPPED, "already_running")
         if self._job is not None:
-            self._cache.pool.manifests.put(self._key, tokens)
+            self._cache.pool.keep(self._key, tokens)
         self._tokens = tokens
         page = self._cache.page_size
         self._ids = token_ids(tokens.first(len(tokens) // page * page))
@@ -108,6 +108,9 @@ class PoolPrefetchTask:
         n_matched = match.device_prefix_len + match.host_hit_length
         n_missing = len(self._ids) - n_matched
         if not n_missing or not cache.pool.attached:
+            return self._load
+        if cache.tree_core.is_eagle:
+            self._short = "unsupported"
             return self._load
         anchor = match.last_host_node
         if not (cache.is_root(anchor) or cache.is_backuped(anchor)):
