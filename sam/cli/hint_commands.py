@@ -189,7 +189,8 @@ def _send_with_progress(server: Server, request: dict[str, Any], wait_s: float) 
     with output.console(stderr=True).status("sending") as status:
 
         def show(message: dict[str, Any]) -> None:
-            states = ", ".join(action["status"] for action in message["actions"])
-            status.update(f"{states}, waiting for the outcome (Ctrl-C: it goes on there)")
+            if hints.is_open(message):
+                states = ", ".join(action["status"] for action in message["actions"])
+                status.update(f"{states}; waiting for the outcome (Ctrl-C leaves it to the server)")
 
         return hints.send(server, request, wait_s, show)

@@ -41,6 +41,10 @@ def radix_tree(nodes: list[Node], title: str) -> Tree:
     return root
 
 
+def _branches(n: int) -> str:
+    return "1 branch" if n == 1 else f"{n} branches"
+
+
 def _line(node: Node) -> str:
     """Tokens, where they are, whose they are, and when they are expected to be used."""
     tiers = [name for name in ("device", "host") if node.get(f"{name}_tokens")]
@@ -56,7 +60,7 @@ def _line(node: Node) -> str:
     if "sessions" in node:
         names = [escape(name) for name in node["sessions"]]
         more = node["n_tags"] - len(names)
-        parts.append(", ".join(names) + (f" [dim](+{more} branches)[/]" if more > 0 else ""))
+        parts.append(", ".join(names) + (f" [dim](+{_branches(more)})[/]" if more > 0 else ""))
     else:
-        parts.append(f"[dim]{node['n_tags']} branches[/]")
+        parts.append(f"[dim]{_branches(node['n_tags'])}[/]")
     return f"{'  '.join(part for part in parts if part)}  [dim]#{node['id']}[/]"

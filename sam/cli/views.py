@@ -80,7 +80,7 @@ def session_view(record: Record) -> RenderableType:
     draining = f"[dim]and {record['n_draining']} of old lives[/]"
     facts.add_row("running", f"{record['n_running']} {draining}")
     above = record["ancestors"]
-    facts.add_row("below", Text(" › ".join(above) if above else "— it is a root"))
+    facts.add_row("parents", Text(" › ".join(above) if above else "— it is a root"))
     facts.add_row("children", Text(_some(record["children"])))
     numbers = ("private", "shared", "sum")
     tiers = output.plain_table("tier", *numbers, right=numbers)
@@ -100,6 +100,7 @@ def outcome_table(message: Record) -> RenderableType:
     """What became of a hint, with what to do where nothing did."""
     numbers = ("device", "host", "pool")
     table = output.plain_table("action", "status", *numbers, "span", "why", right=numbers)
+    table.columns[-1].no_wrap = False
     for action in message["actions"]:
         tokens = action.get("tokens") or {}
         span = action.get("span")

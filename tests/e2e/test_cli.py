@@ -95,7 +95,7 @@ def test_sessions_with_their_lineage(sam, agent):
     assert re.search(r"^look +idle", text, re.M) and re.search(r"^  look:child +idle", text, re.M)
     assert re.search(r"In use: device [\d,]+ of [\d,]+ tokens; host", text)
     _, text, _ = sam("session", "look:child", key=ADMIN, as_json=False)
-    assert re.search(r"^below +look$", text, re.M) and re.search(r"^device +\d", text, re.M)
+    assert re.search(r"^parents +look *$", text, re.M) and re.search(r"^device +\d", text, re.M)
 
 
 def test_sessions_page_by_page_are_all_sessions(sam, agent, monkeypatch):
@@ -138,10 +138,10 @@ def test_hints_on_ranges(sam, agent, tmp_path):
     before = session_of(sam, "range")["tokens"]["device"]["private"]
     code, message, _ = sam("hint", "evict", "range", "--messages", "1:", "--body", str(body))
     assert code == Exit.OK, message
-    freed = only(message)["tokens"]["device"]
-    assert 0 < freed < before and only(message)["span"][0] > 0
+    freed, span = only(message)["tokens"]["device"], only(message)["span"]
+    assert 0 < freed <= before and span[0] > 0
     code, message, _ = sam("hint", "evict", "range", "--tools", "1:", "--body", str(body))
-    assert code == Exit.OK and only(message)["span"][0] < before, message
+    assert code == Exit.OK and only(message)["span"][0] < span[0], message
     agent("range", tools=TOOLS)
     code, message, _ = sam("hint", "offload", "range", "--tokens", "16:64")
     assert code == Exit.OK and only(message)["status"] in ("done", "clipped"), message
@@ -168,7 +168,7 @@ def test_what_is_refused_says_why(sam, server, capsys):
     assert "no such session of this API key" in text
     assert sam("session", "nobody", key=ADMIN)[0] == Exit.UNKNOWN
 
-    code = main(["sessions", "--url", f"{server.url}/elsewhere", "--api-key", ADMIN])
+    code = main(["sessions", "--url", f"{server.url}/elsewhere", "--api-key", KEY])
     assert code == Exit.NOT_SAM and "--radix-cache-backend sam" in capsys.readouterr().err
 
 
@@ -188,9 +188,9 @@ def test_the_tree(sam, agent):
     assert any(node["parent"] in nodes and node["n_tags"] >= 1 for node in nodes.values())
     code, text, _ = sam("tree", key=ADMIN, as_json=False)
     assert code == Exit.OK
-    for node in nodes:
-        assert f"#{node}\n" in text + "\n"
-    assert re.search(r"^│?[ │]+[├└]── \d+ tokens  device", text, re.M), text
+    assert len(nodes) > 2
+    assert {int(found) for found in re.findall(r"#(\d+) *$", text, re.M)} == set(nodes)
+    assert re.search(r"^[ │]+[├└]── \d+ tokens  device", text, re.M), text
 
 
 def test_top(sam, agent, server, capsys):
