@@ -92,3 +92,18 @@ def test_the_guard_sees_traffic_without_sessions(make_rig):
         rig = make_rig(tokens=256, hicache=False, config=config)
         found[policy] = documents_reused(rig, 200)
     assert found["next-use"] > 0.7 * found["lru"] > 0
+
+
+def test_the_guard_sees_what_one_shot_sessions_share(make_rig):
+    found = {}
+    for policy in ("lru", "next-use"):
+        config = SamConfig(raise_on_error=True, retention_policy=policy)
+        rig = make_rig(tokens=256, hicache=False, config=config)
+        found[policy] = 0
+        for i in range(300):
+            rig.run([1_000 + 40 * i + j for j in range(26)], session=f"s{i}")
+            rig.cache.hints.retention.relabel(rig.ref(f"s{i}").key, "tool")
+            document = [i % 3 * 50 + j for j in range(20)]
+            req = rig.run([*document, 700 + i % 40], session=f"u{i}", n_out=1)
+            found[policy] += min(req.reused, 20)
+    assert found["next-use"] > 0.7 * found["lru"] > 0

@@ -6,14 +6,13 @@ real memory, nor cost anything while there are no sessions: then both orders are
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from array import array
 from typing import Any
 
 from sam.core.ghost import GhostPair
 from sam.core.sessions import SessionRef
-from sam.srt.mem_cache.ownership import path_up
 
-_MAX_SEGMENTS = 16
+_FIRST_CUT_TOKENS = 64
 _NAME_TOKENS = 16
 
 
@@ -38,32 +37,23 @@ class RegretWatch:
         return self.pair.guard.n_switches
 
     def request_over(
-        self, tags: Any, node: Any, ref: SessionRef | None, ids: Sequence[int], now_s: float
+        self, ids: array[int], n_tokens: int, ref: SessionRef | None, now_s: float
     ) -> None:
-        """A request with these tokens left the branch that ends at `node`. O(its depth)."""
+        """A request left its first `n_tokens` tokens in the tree."""
         user = None if ref is None else ref.key
-        path = self._path(tags, node, user, ids)
+        path = self._path(ids, n_tokens)
         self._orders.use_lru = self.pair.access(path, now_s, user)
 
-    def _path(
-        self, tags: Any, node: Any, user: Hashable, ids: Sequence[int]
-    ) -> list[tuple[Hashable, int]]:
-        """(name, pages), root first: shared nodes one by one, by their first tokens, so that
-        what comes back after an eviction has its former name; the session's own as one."""
-        steps = list(path_up(node))
-        end = sum(len(step.key) for step in steps)
-        own, segments = 0, []
-        for step in steps:
-            pages = len(step.key) // self._page_size
-            end -= len(step.key)
-            users = tags.users_of(step)
-            if not segments and user is not None and len(users) == 1 and user in users:
-                own += pages
-                continue
-            name = tuple(ids[end : end + _NAME_TOKENS])
-            if len(segments) < _MAX_SEGMENTS:
-                segments.append((name, pages))
-            else:
-                segments[-1] = (name, segments[-1][1] + pages)
-        segments.reverse()
-        return [*segments, (user, own)] if own else segments
+    def _path(self, ids: array[int], n_tokens: int) -> list[tuple[bytes, int]]:
+        """(name, pages) of stretches that double in length, root first. Names are tokens, not
+        nodes: what was evicted has its former name when it comes back. A stretch is known by
+        its ends, the last one, which still grows, by its start."""
+        path, start, stop = [], 0, max(_FIRST_CUT_TOKENS, self._page_size)
+        while start < n_tokens:
+            name = ids[start : start + _NAME_TOKENS]
+            if stop <= n_tokens:
+                name += ids[stop - _NAME_TOKENS : stop]
+            pages = (min(stop, n_tokens) - start) // self._page_size
+            path.append((name.tobytes(), pages))
+            start, stop = stop, 2 * stop
+        return path

@@ -60,6 +60,7 @@ class SessionRadixCache(UnifiedRadixCache):
         super().__init__(params)
         self.tree_core.use_policy(self.config.retention_policy)
         self.hints.attach(self.tree_core)
+        self.tree_core.orders.is_stored = self.pool.is_stored
         self.regret = self._create_regret_watch()
         if params.enable_metrics and get_parallel().tp_rank == 0:
             self.hints.metrics = SchedulerMetrics()
@@ -294,7 +295,7 @@ class SessionRadixCache(UnifiedRadixCache):
             ref = tagged[0] if tagged is not None and not tagged[1] else None
             ids = req.origin_input_ids + req.output_ids
             now_s = self.hints.table.now_s
-            self.regret.request_over(self.tree_core.tags, node, ref, ids, now_s)
+            self.regret.request_over(ids, self.tree_core.path_end(node), ref, now_s)
 
     def _request_over(self, req: Any) -> None:
         """A retracted request comes back, unless it is released with a pending abort
