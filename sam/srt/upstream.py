@@ -149,6 +149,7 @@ USED_RUST_MEMBERS: dict[str, tuple[str, ...]] = {
         "is_write_back",
         "page_size",
         "_binding",
+        "_bindings",
     ),
     "sglang.srt.mem_cache.rust_tree_core.extension:RustUnifiedTreeCoreBinding": (
         "collect_path_info",
