@@ -20,6 +20,7 @@ from harness_pool import (
     settle,
     text,
 )
+from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
 from sam.config import SamConfig
 from sam.srt.mem_cache.inspect import sessions_report
@@ -291,3 +292,23 @@ def test_pages_of_unknown_origin_stay(make_pool, tmp_path):
     settle(second)
     assert outcome(second, "evict", "c").detail["tokens"]["pool"] > 0
     assert set(keys_of(first.full_ids(b)[:-1])) <= in_pool(tmp_path)
+
+
+@pytest.mark.parametrize("in_the_pool", [True, False])
+def test_offloaded_host_copies_in_the_pool_give_way_first(make_pool, in_the_pool):
+    """Of two sessions on the host only, the older one goes unless the newer is stored below."""
+    rig = make_pool()
+    if not in_the_pool:
+        done, why = rig.cache.detach_storage_backend()
+        assert done, why
+    for i, name in enumerate(["old", "new"]):
+        rig.run(text(100 * i, 60), session=name)
+        settle(rig)
+        rig.clock += 5
+    assert outcome(rig, "demote", "new", release="now").status == "done"
+    rig.cache.evict(EvictParams(num_tokens=64))
+    settle(rig)
+    assert rig.on_tiers("old") == rig.on_tiers("new") == (0, 64)
+    rig.cache.evict_host(4)
+    gone, kept = ("new", "old") if in_the_pool else ("old", "new")
+    assert (rig.on_tiers(gone), rig.on_tiers(kept)) == ((0, 60), (0, 64))

@@ -18,7 +18,7 @@ from sam.core.retention import NextUse, Standing
 from sam.srt.mem_cache.ownership import OwnershipTags
 
 
-def _has_no_copy_below(node: Any) -> bool:
+def _nothing_is_stored(node_id: int) -> bool:
     """Host memory is the last tier that the tree knows of."""
     return False
 
@@ -26,8 +26,11 @@ def _has_no_copy_below(node: Any) -> bool:
 class TierOrders:
     """See the module. `when` names the attribute that holds a node's last access.
 
-    `is_device_leaf`, `is_host_leaf`: whether a node may leave that tier now.
+    `is_device_leaf`, `is_host_leaf`: whether a node may leave that tier now. `is_stored`,
+    by id: whether a pool below the host has the node; it may change while the node is locked.
     """
+
+    is_stored: Callable[[int], bool] = staticmethod(_nothing_is_stored)
 
     def __init__(
         self,
@@ -51,7 +54,7 @@ class TierOrders:
         self._nodes = nodes
         is_device_leaf, is_host_leaf = self._leaf_tests
         self.device = self._create(nodes, is_device_leaf, attrgetter("backuped"))
-        self.host = self._create(nodes, is_host_leaf, _has_no_copy_below)
+        self.host = self._create(nodes, is_host_leaf, lambda node: self.is_stored(node.id))
         self._each("trust_ends", self._trust_ends)
         self._each("use_lru", self._use_lru)
         for name, standing in users:

@@ -132,8 +132,9 @@ class SessionPool:
 
     def is_stored(self, node_id: int) -> bool:
         """Whether that is known; the pool itself drops what it has twice."""
-        backend = self._cache.cache_controller.storage_backend
-        return backend is self._stored_in and node_id in self._stored
+        if node_id not in self._stored:
+            return False
+        return self._cache.cache_controller.storage_backend is self._stored_in
 
     def recall(self, key: SessionKey) -> BranchTokens | Job | None:
         """The session's tokens, or the job that looks for them in the pool, whose result is
