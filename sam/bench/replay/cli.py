@@ -177,8 +177,8 @@ def _parser() -> argparse.ArgumentParser:
     workloads = "; ".join(f"{name}: {about}" for name, about in WORKLOADS.items())
     what.add_argument("--workload", choices=WORKLOADS, default="swarm", help=workloads)
     what.add_argument("--users", type=int, help="at once (10; coding: 16)")
-    what.add_argument("--turns", type=int, default=7, help="of a leader; coding: x 3 (7)")
-    what.add_argument("--lengths", type=float, default=0.03, help="tokens per trace token (0.03)")
+    what.add_argument("--turns", type=int, default=10, help="of a leader; coding: x 2 (10)")
+    what.add_argument("--lengths", type=float, default=0.02, help="tokens per trace token (0.02)")
     what.add_argument("--gaps", type=float, default=0.05, help="seconds per trace second (0.05)")
     what.add_argument("--max-gap", type=float, default=300, help="longest gap, trace seconds (300)")
     traces = _TRACES if _TRACES.is_dir() else None

@@ -47,7 +47,7 @@ def plan_coding(spec: WorkloadSpec, words: Vocabulary) -> Plan:
 def _turns(
     spec: WorkloadSpec, words: Vocabulary, rng: random.Random, shape: AgentShape
 ) -> tuple[Turn, ...]:
-    turns, n_turns = [], min(len(shape.turns), 3 * spec.turns)
+    turns, n_turns = [], min(len(shape.turns), 2 * spec.turns)
     for index, turn in enumerate(shape.turns[:n_turns]):
         following = shape.turns[index + 1] if index + 1 < n_turns else None
         calls_tool = following is not None and not following.after_human

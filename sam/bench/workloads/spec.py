@@ -17,8 +17,8 @@ class WorkloadSpec:
 
     seed: int = 0
     users: int = 10
-    turns: int = 7
-    lengths: float = 0.03
+    turns: int = 10
+    lengths: float = 0.02
     gaps: float = 0.05
     max_gap_s: float = 300.0
     traces: Path | None = None

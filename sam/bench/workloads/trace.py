@@ -20,7 +20,7 @@ from sam.sim.traces import load
 
 
 def plan_trace(spec: WorkloadSpec, words: Vocabulary) -> Plan:
-    """The first `users` sessions drawn from the trace, at most `turns` x 3 turns of each."""
+    """The first `users` sessions drawn from the trace, at most `turns` x 2 turns of each."""
     if not spec.trace:
         raise TraceError("workload trace needs --trace FILE")
     trace = load(spec.trace, seed=spec.seed)
@@ -45,7 +45,7 @@ class _Writer:
         self._streams: dict[int, list[str]] = {}
 
     def turns(self) -> tuple[Turn, ...]:
-        turns, kept = [], 3 * self.spec.turns
+        turns, kept = [], 2 * self.spec.turns
         for index, turn in enumerate(self.session.turns[:kept]):
             shape = TurnShape(0, turn.output_tokens, turn.think_s, False, False)
             human = index and self.session.turns[index - 1].label == LABEL_HUMAN
