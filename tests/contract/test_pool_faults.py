@@ -240,6 +240,27 @@ def test_detach_and_attach_while_sessions_live(make_pool, tmp_path):
     assert outcome(rig, "evict", "a").detail["tokens"]["pool"] > 0
 
 
+def test_manifests_in_the_folder_are_bounded_across_restarts(make_pool, tmp_path):
+    bound = SamConfig(raise_on_error=True, pool_group_pages=2, pool_manifest_bytes=1_500)
+    for start in (0, 5_000):
+        rig = make_pool(config=bound)
+        for i in range(8):
+            rig.run(text(start + 100 * i, 60), session=f"s{start + i}")
+            settle(rig)
+        assert sum(file.stat().st_size for file in manifests_in(tmp_path)) <= 1_500
+    assert 1 < len(manifests_in(tmp_path)) < 8
+    assert outcome(rig, "prefetch", "s5007").status == "done"
+
+
+def test_what_waits_is_done_before_the_end(make_pool, tmp_path):
+    rig = make_pool()
+    for i in range(10):
+        rig.run(text(100 * i, 20), session=f"s{i}")
+        rig.step()
+    rig.cache.pool.close()
+    assert len(manifests_in(tmp_path)) == 10
+
+
 def test_without_a_pool_nothing_is_kept(one_rank, make_rig):
     rig = make_rig(**SETTINGS, config=SamConfig(raise_on_error=True))
     rig.run(text(0, 60), session="a")

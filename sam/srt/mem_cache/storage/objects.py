@@ -34,6 +34,9 @@ class PoolObjects(Protocol):
     def remove(self, name: str) -> None:
         """No-op where there is nothing."""
 
+    def sizes(self) -> list[tuple[str, int]]:
+        """Names and bytes of what nobody but us bounds, the oldest first."""
+
 
 class FileObjects:
     """Files in the folder of the `file` backend, whose own are named otherwise."""
@@ -60,6 +63,16 @@ class FileObjects:
     def remove(self, name: str) -> None:
         (self._folder / f"{name}{SUFFIX}").unlink(missing_ok=True)
 
+    def sizes(self) -> list[tuple[str, int]]:
+        found = []
+        with os.scandir(self._folder) as entries:
+            for entry in entries:
+                if entry.name.endswith(SUFFIX):
+                    status = entry.stat()
+                    name = entry.name.removesuffix(SUFFIX)
+                    found.append((status.st_mtime, name, status.st_size))
+        return [(name, size) for _, name, size in sorted(found)]
+
 
 class MooncakeObjects:
     """Keys of a Mooncake Store, which never replaces: the former one is removed first."""
@@ -80,6 +93,10 @@ class MooncakeObjects:
     def remove(self, name: str) -> None:
         if self._store.is_exist(name) == 1:
             self._store.batch_remove([name], True)
+
+    def sizes(self) -> list[tuple[str, int]]:
+        """None: the store drops what is not used."""
+        return []
 
 
 def objects_of(backend: Any) -> PoolObjects | None:

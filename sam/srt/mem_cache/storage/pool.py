@@ -26,7 +26,7 @@ from sam.core.manifests import (
 from sam.core.page_ledger import PageLedger
 from sam.core.sessions import SessionKey, SessionRef
 from sam.srt.mem_cache.storage.keep_alive import KeepAlive
-from sam.srt.mem_cache.storage.objects import objects_of
+from sam.srt.mem_cache.storage.objects import PoolObjects, objects_of
 from sam.srt.mem_cache.storage.offload import PoolOffloadTask
 from sam.srt.mem_cache.storage.page_keys import (
     fingerprint_of,
@@ -85,6 +85,8 @@ class SessionPool:
         # Of the worker thread:
         self._ledger = PageLedger(config.pool_group_pages, config.pool_ledger_bytes)
         self._written = BoundedNames(config.pool_manifest_bytes)
+        self._counted_in: Any = None
+        self._writes = True
 
     @property
     def attached(self) -> bool:
@@ -202,9 +204,12 @@ class SessionPool:
 
     def report(self) -> dict[str, Any]:
         """Counters and sizes, for inspection."""
+        page_bytes = self._page_bytes() if self.attached else 0
         return {
             **self.counters,
             "attached": self.attached,
+            "page_bytes": page_bytes,
+            "bytes_removed": self.counters["pages_removed"] * page_bytes,
             "manifest_misses": dict(self.misses),
             "manifests": len(self.manifests),
             "manifest_bytes": self.manifests.n_bytes,
@@ -258,10 +263,35 @@ class SessionPool:
         except ManifestMiss as miss:
             self._count_miss(miss)
             return
+        self._drop(objects, self._found_sizes(controller.storage_backend, objects))
         written = objects.write(name, data)
+        self._say_whether(written)
         self.counters["manifests_written" if written else "manifests_failed"] += 1
-        for dropped in self._written.put(name, len(data)) if written else ():
-            objects.remove(dropped)
+        if written:
+            self._drop(objects, self._written.put(name, len(data)))
+
+    def _found_sizes(self, backend: Any, objects: PoolObjects) -> list[str]:
+        """Manifests from before this backend was attached count as well; what is too much."""
+        if backend is self._counted_in:
+            return []
+        self._counted_in = backend
+        self._written = BoundedNames(self._config.pool_manifest_bytes)
+        return [old for name, size in objects.sizes() for old in self._written.put(name, size)]
+
+    @staticmethod
+    def _drop(objects: PoolObjects, names: list[str]) -> None:
+        for name in names:
+            objects.remove(name)
+
+    def _say_whether(self, written: bool) -> None:
+        """One line when the pool starts to refuse manifests, one when it takes them again."""
+        if written is self._writes:
+            return
+        self._writes = written
+        if written:
+            logger.info("sam: the pool takes manifests again")
+        else:
+            logger.warning("sam: the pool refuses manifests; sessions go on without")
 
     def _read(self, key: SessionKey) -> BranchTokens | None:
         controller = self._cache.cache_controller
@@ -278,9 +308,8 @@ class SessionPool:
         return tokens
 
     def _renew(self) -> None:
-        controller = self._cache.cache_controller
-        page_bytes = controller.storage_host_pool.size_per_token * controller.page_size
-        self.keep_alive.renew(controller.storage_backend, self._ledger.pages, page_bytes)
+        backend = self._cache.cache_controller.storage_backend
+        self.keep_alive.renew(backend, self._ledger.pages, self._page_bytes())
 
     def _remove_sessions(self, keys: Sequence[SessionKey]) -> Removed:
         removed, controller = Removed(), self._cache.cache_controller
@@ -313,6 +342,11 @@ class SessionPool:
             self.counters["pages_removed"] += n_pages
 
     # -- inside -------------------------------------------------------------------
+
+    def _page_bytes(self) -> int:
+        """Of one page, on this rank."""
+        controller = self._cache.cache_controller
+        return controller.storage_host_pool.size_per_token * controller.page_size
 
     def _count_miss(self, miss: ManifestMiss) -> None:
         self.misses[miss.reason.value] = self.misses.get(miss.reason.value, 0) + 1

@@ -104,15 +104,16 @@ class PoolWorker:
         return taken
 
     def stop(self, timeout_s: float) -> None:
-        """Let the thread end after the job it is at; what waits is dropped."""
+        """Let the thread do what waits, and end; what is not done in time is dropped."""
         with self._wake:
             self._stopping = True
-            self._queue.clear()
-            self._latest.clear()
             self._wake.notify()
         thread, self._thread = self._thread, None
         if thread is not None:
             thread.join(timeout_s)
+            with self._wake:
+                self._queue.clear()
+                self._latest.clear()
 
     # -- inside -------------------------------------------------------------------
 
@@ -129,7 +130,7 @@ class PoolWorker:
             with self._wake:
                 while not self._queue and not self._stopping:
                     self._wake.wait()
-                if self._stopping:
+                if not self._queue:
                     return
                 job = self._queue.popleft()
                 if self._latest.get(job.name) is job:
@@ -137,10 +138,10 @@ class PoolWorker:
                 run = job.run
             try:
                 job.result = run()
-            except Exception:
+            except Exception as error:
                 self.n_errors += 1
                 if self.n_errors <= MAX_LOGGED_ERRORS:
-                    logger.exception("sam: pool work failed (error %d)", self.n_errors)
+                    logger.warning("sam: pool work failed (%d times): %r", self.n_errors, error)
             job.finished = True
 
 
