@@ -14,7 +14,8 @@ usage() {
     cat <<'EOF'
 usage: scripts/pool.sh install|start|stop|status
 
-install  puts Mooncake beside the environment (46 MB; needs Debian's libibverbs1, also over TCP)
+install  puts Mooncake beside the environment (46 MB; needs Debian's libibverbs1, also over TCP;
+         as root it installs that, too)
 start    a master and a store that contributes memory, so that pages outlive the servers;
          prints the environment and the flags for each server
 stop     ends both; status says what runs
@@ -39,12 +40,19 @@ install_pool() {
         "$python" -m pip install --disable-pip-version-check --no-deps --quiet \
             --target "$lib" "$wheel" >&2 || { say "installation of $wheel failed"; exit 1; }
     fi
-    if ! PYTHONPATH=$lib "$python" -c 'import mooncake.store' 2>"/dev/null"; then
-        PYTHONPATH=$lib "$python" -c 'import mooncake.store' >&2 || true
-        say "Mooncake cannot be loaded; on Debian: apt-get install libibverbs1"
-        exit 2
+    loads && return
+    if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+        say "installing libibverbs1"
+        { apt-get install -y -q libibverbs1 || { apt-get update -q && apt-get install -y -q \
+            libibverbs1; }; } >/dev/null 2>&1 || true
+        loads && return
     fi
+    PYTHONPATH=$lib "$python" -c 'import mooncake.store' >&2 || true
+    say "Mooncake cannot be loaded; on Debian: apt-get install libibverbs1"
+    exit 2
 }
+
+loads() { PYTHONPATH=$lib "$python" -c 'import mooncake.store' 2>/dev/null; }
 
 spawn() {
     local name=$1
