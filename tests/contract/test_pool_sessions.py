@@ -167,6 +167,24 @@ def test_prefetch_by_id_on_another_server(make_pool):
     assert second.cache.pool.counters["manifests_read"] == 1
 
 
+def test_evict_by_id_on_another_server(make_pool, tmp_path):
+    """What its manifest names as private goes, a sibling's pages stay."""
+    first, second = make_pool(), make_pool()
+    shared = text(0, 40)
+    first.run([*shared, *text(700, 24)], session="a")
+    settle(first)
+    b = first.run([*shared, *text(800, 24)], session="b")
+    settle(first)
+    before, theirs = in_pool(tmp_path), set(keys_of(first.full_ids(b)[:-1]))
+    result = outcome(second, "evict", "a")
+    assert result.status == "done"
+    n_gone = len(before - in_pool(tmp_path))
+    assert result.detail["tokens"]["pool"] == n_gone * PAGE > 0
+    assert theirs <= in_pool(tmp_path) and len(manifests_in(tmp_path)) == 1
+    assert outcome(second, "evict", "a").reason == "not_in_pool"
+    assert second.session("a") is None
+
+
 def test_prefetch_of_what_nobody_knows_is_missing(make_pool):
     rig = make_pool()
     rig.run(text(0, 60), session="a")
@@ -215,7 +233,9 @@ def test_another_tenant_gets_nothing(make_pool):
     settle(rig)
     assert rig.later_result().status == "missing"
     envelope = rig.envelope([("evict", "a", {"tenant": "other"})])
-    assert rig.submit(envelope)[0].status == "missing"
+    rig.submit(envelope)
+    settle(rig)
+    assert rig.later_result(envelope["message_id"]).status == "missing"
     assert outcome(rig, "prefetch", "a").status == "done"
 
 

@@ -72,6 +72,8 @@ class SessionMoves:
 
     def start_evict(self, action: SessionAction) -> Any:
         session = self._table.get(action.key)
+        if session is None and self.pool is not None and self.pool.attached:
+            return self.pool.evict_unknown(action.key)
         if session is None:
             return not_done(ActionStatus.MISSING, "unknown_session")
         if session.shared:

@@ -34,7 +34,11 @@ from sam.srt.mem_cache.storage.page_keys import (
     token_bytes,
     writes_manifests,
 )
-from sam.srt.mem_cache.storage.reclaim import PoolEvictTask, PoolSpanEvictTask
+from sam.srt.mem_cache.storage.reclaim import (
+    PoolEvictTask,
+    PoolOnlyEvictTask,
+    PoolSpanEvictTask,
+)
 from sam.srt.mem_cache.storage.resume import PoolPrefetchTask
 from sam.srt.mem_cache.storage.worker import BoundedNames, Job, PoolWorker
 
@@ -57,12 +61,13 @@ COUNTERS = (
 
 
 class Removed:
-    """What a reclaim took out of the pool. `supported`: the backend can remove at all."""
+    """What a reclaim took out of the pool, of how many sessions that were known there.
+    `supported`: the backend can remove at all."""
 
-    __slots__ = ("n_pages", "supported")
+    __slots__ = ("n_pages", "n_sessions", "supported")
 
     def __init__(self) -> None:
-        self.n_pages = 0
+        self.n_pages = self.n_sessions = 0
         self.supported = True
 
 
@@ -175,6 +180,10 @@ class SessionPool:
     def evict_task(self, *args: Any) -> PoolEvictTask:
         return PoolEvictTask(*args)
 
+    def evict_unknown(self, key: SessionKey) -> PoolOnlyEvictTask:
+        """A session that another server, or this one before a restart, left in the pool."""
+        return PoolOnlyEvictTask(self._cache, key)
+
     def offload_task(self, *args: Any, **kwargs: Any) -> PoolOffloadTask:
         return PoolOffloadTask(*args, **kwargs)
 
@@ -234,15 +243,11 @@ class SessionPool:
     def _note(self, key: SessionKey, tokens: BranchTokens) -> None:
         """`tokens.n_shared_pages`: those that the pool had. Whose they are is known from the
         session's own manifest, or not at all."""
-        core, page_size = self._cache.tree_core, self._cache.page_size
-        pages = [
-            bytes.fromhex(page) for page in page_keys(tokens, page_size, is_bigram=core.is_eagle)
-        ]
         n_shared = 0
         if key not in self._ledger and tokens.n_shared_pages:
             known = self._read(key)
             n_shared = (known or tokens).n_shared_pages
-        sharers = self._ledger.note(key, pages, n_shared)
+        sharers = self._ledger.note(key, self._pages(tokens), n_shared)
         self._write(key, tokens)
         for other in sharers:
             theirs = self.manifests.peek(other)
@@ -315,6 +320,9 @@ class SessionPool:
         removed, controller = Removed(), self._cache.cache_controller
         objects = objects_of(controller.storage_backend)
         for key in keys:
+            if key not in self._ledger and (known := self._read(key)) is not None:
+                self._ledger.note(key, self._pages(known), known.n_shared_pages)
+            removed.n_sessions += key in self._ledger
             self._remove_pages(self._ledger.private_pages(key), removed)
             self._ledger.forget(key)
             if objects is not None and writes_manifests(controller):
@@ -342,6 +350,12 @@ class SessionPool:
             self.counters["pages_removed"] += n_pages
 
     # -- inside -------------------------------------------------------------------
+
+    def _pages(self, tokens: BranchTokens) -> list[bytes]:
+        """Digests of the branch's whole pages, root first."""
+        is_bigram = self._cache.tree_core.is_eagle
+        keys = page_keys(tokens, self._cache.page_size, is_bigram=is_bigram)
+        return [bytes.fromhex(key) for key in keys]
 
     def _page_bytes(self) -> int:
         """Of one page, on this rank."""

@@ -6,12 +6,14 @@ the session's pages to the pool may still be under way: those nodes are in use u
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
-from sam.core.actions import ActionStatus
+from sam.core.actions import ActionStatus, TierTokens
 from sam.core.sessions import SessionKey
 from sam.srt.mem_cache.storage.worker import Job
-from sam.srt.mem_cache.tier_tasks import EvictTask, Outcome, SpanEvictTask
+from sam.srt.mem_cache.tier_tasks import EvictTask, Outcome, SpanEvictTask, not_done
 
 
 class _ThenPool:
@@ -53,6 +55,30 @@ class PoolEvictTask(_ThenPool, EvictTask):
 
     def _reclaim(self) -> Job | None:
         return self._cache.pool.reclaim(list(dict.fromkeys(ref.key for ref in self._refs)))
+
+
+class PoolOnlyEvictTask:
+    """Frees what the pool has of a session that this server does not know."""
+
+    def __init__(self, cache: Any, key: SessionKey) -> None:
+        self._page_size = cache.page_size
+        self.keys = {key}
+        self._job = cache.pool.reclaim([key])
+
+    def cancel(self, key: SessionKey) -> None:
+        """What is asked of the pool goes on: for the session it is a miss."""
+
+    def poll(self) -> Outcome | None:
+        if self._job is None:
+            return not_done(ActionStatus.DROPPED, "pool_busy")
+        if not self._job.ready:
+            return None
+        removed = self._job.result
+        if removed is None or not removed.n_sessions:
+            return not_done(ActionStatus.MISSING, "not_in_pool")
+        tokens = TierTokens(pool=removed.n_pages * self._page_size)
+        reason = "" if removed.supported else "pool_keeps"
+        return Outcome(status=ActionStatus.DONE, tokens=tokens, reason=reason)
 
 
 class PoolSpanEvictTask(_ThenPool, SpanEvictTask):
