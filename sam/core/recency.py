@@ -67,12 +67,11 @@ class RecencyList:
                 continue
             if not run:
                 return heap[0]
-            first = next(iter(run.items()))
-            return heap[0] if heap[0] < (first[1], first[0]) else (first[1], first[0])
-        if not run:
-            return None
-        node_id, when = next(iter(run.items()))
-        return when, node_id
+            first = next(iter(run))
+            return min(heap[0], (run[first], first))
+        for node_id in run:
+            return run[node_id], node_id
+        return None
 
     def _trim(self) -> None:
         """Drop what nodes that moved on left in the heap."""

@@ -150,6 +150,7 @@ USED_RUST_MEMBERS: dict[str, tuple[str, ...]] = {
         "page_size",
         "_binding",
         "_bindings",
+        "_fill_evict_result",
     ),
     "sglang.srt.mem_cache.rust_tree_core.extension:RustUnifiedTreeCoreBinding": (
         "collect_path_info",

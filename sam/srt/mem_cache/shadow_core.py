@@ -38,18 +38,18 @@ class _Walk:
 
 
 def absorb(into: BaseEvictionResult, part: BaseEvictionResult) -> None:
-    """Move what one step freed into the result of several."""
-    for component, n_tokens in part.tracker.items():
-        into.tracker[component] += n_tokens
+    """Move what one step freed into the result of several; one component is all there is."""
+    into.tracker[BASE_COMPONENT_TYPE] += part.tracker.get(BASE_COMPONENT_TYPE, 0)
     for ours, theirs in (
         (into.device_frees, part.device_frees),
         (into.host_frees, part.host_frees),
     ):
-        for component, tensors in theirs.items():
-            ours[component].extend(tensors)
-        theirs.clear()
-    into.cache_actions.extend(part.cache_actions)
-    part.cache_actions.clear()
+        tensors = theirs.pop(BASE_COMPONENT_TYPE, None)
+        if tensors:
+            ours[BASE_COMPONENT_TYPE] += tensors
+    if part.cache_actions:
+        into.cache_actions.extend(part.cache_actions)
+        part.cache_actions.clear()
 
 
 class ShadowTreeCore(FollowedTreeCore):
@@ -102,10 +102,12 @@ class ShadowTreeCore(FollowedTreeCore):
         if is_write_back and not node.backuped:
             step.node_id = node.id
             return True
-        part = super().evict_device_leaf(node.id, is_write_back)
+        before_tokens = step.tracker[BASE_COMPONENT_TYPE]
+        freed = self._binding.evict_device_leaf(node.id)
+        self._fill_evict_result(freed, step)
+        step.tracker[BASE_COMPONENT_TYPE] += before_tokens
+        step.unbacked_tokens += freed.unbacked_tokens
         self._follow(self._saw_device_leaf_go, node.id)
-        step.unbacked_tokens += part.unbacked_tokens
-        absorb(step, part)
         return False
 
     def evict_device_end(self, component_type: Any) -> None:

@@ -234,8 +234,9 @@ class ShadowTree:
     def offer(self, node: ShadowNode) -> None:
         """Queue the node where it is a leaf."""
         if node.device:
-            self.device_leaves.offer(node)
-        else:
+            if not node.n_device and not node.below:
+                self.device_leaves.offer(node)
+        elif not node.children:
             self.host_leaves.offer(node)
 
     def users_changed(self, node: ShadowNode) -> None:
