@@ -5,7 +5,6 @@ Owns their options. Must never change anything on the server.
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import Annotated
 
 import typer
@@ -19,7 +18,6 @@ from sam.cli.tree import of_session, radix_tree
 from sam.cli.views import session_view, sessions_footer, sessions_table
 from sam.core.lineage import SessionState
 
-State = StrEnum("State", [(state.name, state.value) for state in SessionState])
 Owner = Annotated[
     str | None, typer.Option("--owner", help="Only of this owner, as the list shows it.")
 ]
@@ -27,7 +25,8 @@ Owner = Annotated[
 
 def sessions(
     state: Annotated[
-        list[State] | None, typer.Option("--state", help="Only these states; may be repeated.")
+        list[SessionState] | None,
+        typer.Option("--state", help="Only these states; may be repeated."),
     ] = None,
     owner: Owner = None,
     offset: Annotated[int, typer.Option(min=0, help="Leave out the first ones.")] = 0,
