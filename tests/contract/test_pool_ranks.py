@@ -1,0 +1,71 @@
+"""Two ranks see the ends of their pool work in the same step, however fast each of them is."""
+
+import json
+import random
+import time
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("sglang")
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from sam.config import SamConfig
+from sam.core.manifests import BranchTokens
+from sam.srt.mem_cache.storage.pool import SessionPool
+
+N_JOBS = 12
+
+
+def work(rng, i, rank):
+    """Unequal times, now and then a failure; the last one reads what only one rank has."""
+    time.sleep(rng.random() * 0.02)
+    if i % 5 == 3 and rank == 1:
+        raise OSError("this rank's shard is gone")
+    return None if i == N_JOBS - 1 and rank else BranchTokens(token_ids=bytes([i] * 4))
+
+
+def lowest_of_ranks(value):
+    found = torch.tensor([value], dtype=torch.int64)
+    dist.all_reduce(found, dist.ReduceOp.MIN)
+    return int(found.item())
+
+
+def run_rank(rank, folder):
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2
+    )
+    rng = random.Random(rank)
+    cache = SimpleNamespace(enable_storage=True, lowest_of_ranks=lowest_of_ranks)
+    pool = SessionPool(cache, SamConfig(pool_keep_alive_s=0.0))
+    jobs, ready_at = [], {}
+    for step in range(2_000):
+        if len(jobs) < N_JOBS and step % 3 == 0:
+            i = len(jobs)
+            agreed = i in (N_JOBS - 1, 0)
+            job = pool._worker.submit(lambda i=i: work(rng, i, rank), same_on_ranks=agreed)
+            jobs.append(job)
+        pool.sync()
+        for i, job in enumerate(jobs):
+            if job.ready:
+                ready_at.setdefault(i, step)
+        time.sleep(rng.random() * 0.002)
+        if len(ready_at) == N_JOBS:
+            break
+    results = {i: jobs[i].result is not None for i in (0, N_JOBS - 1)}
+    report = {"ready_at": ready_at, "results": results, "errors": pool._worker.n_errors}
+    with open(f"{folder}/rank{rank}.json", "w") as file:
+        json.dump(report, file)
+    pool.close()
+    dist.destroy_process_group()
+
+
+def test_jobs_are_ready_in_the_same_step(tmp_path):
+    mp.spawn(run_rank, args=(str(tmp_path),), nprocs=2)
+    one, two = (json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in (0, 1))
+    assert one["ready_at"] == two["ready_at"] and len(one["ready_at"]) == N_JOBS
+    assert one["results"] == two["results"] == {"0": True, str(N_JOBS - 1): False}
+    assert (one["errors"], two["errors"]) == (0, 2)
