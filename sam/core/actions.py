@@ -237,7 +237,7 @@ def _rejection(action: object, error: HintError) -> ActionResult:
     except HintError:
         action_id, action_type = "", ""
     return ActionResult(
-        action_id=action_id[:64] if isinstance(action_id, str) else "",
+        action_id=action_id[:512] if isinstance(action_id, str) else "",
         action_type=action_type if isinstance(action_type, str) else "",
         status=ActionStatus.REJECTED,
         reason=error.reason.value,

@@ -19,6 +19,7 @@ class SessionModel:
         self.requests = {}
         self.waiting = {}
         self.seen = set()
+        self.bound_at = {}
 
     # -- requests ------------------------------------------------------------------
 
@@ -36,6 +37,7 @@ class SessionModel:
             self.waiting.pop(key, None)
             self.table.bind(key, payload.get("parent_session_id"), now_s)
             generation = self.table.request_queued(key, rid, now_s)
+            self.bound_at[key] = max(self.bound_at.get(key, 0.0), now_s)
             self.age(now_s)
         self.requests[rid] = (key, generation, envelope["message_id"], edits)
 
@@ -71,9 +73,12 @@ class SessionModel:
             self.table.bind(key, payload.get("parent_session_id"), now_s)
         elif payload.get("target") == "tokens":
             pass  # no session changes its state by a range
+        elif kind in ("evict", "demote", "prefetch") and self.bound_at.get(key, 0.0) > now_s:
+            pass  # a newer request of the session came first
         elif kind == "evict":
             for ref in self.table.end(key, now_s):
                 self.waiting.pop(ref.key, None)
+                self.bound_at.pop(ref.key, None)
         elif kind in ("demote", "prefetch"):
             self.move(kind, key, payload, action, message_id)
         self.age(now_s)
@@ -96,8 +101,9 @@ class SessionModel:
                 self.waiting.setdefault(target, []).append((action, message_id))
 
     def age(self, now_s):
-        self.table.expire(now_s, EXPIRE_PER_MESSAGE)
-        self.table.take_dropped()
+        gone = self.table.expire(now_s, EXPIRE_PER_MESSAGE) or []
+        for ref in [*gone, *(self.table.take_dropped() or [])]:
+            self.bound_at.pop(ref.key, None)
 
     # -- views ---------------------------------------------------------------------
 

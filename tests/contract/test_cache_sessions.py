@@ -5,6 +5,7 @@ Numbers in comments are those of the list of cases that broke real systems.
 
 import pytest
 
+from sam.config import SamConfig
 from sam.core.retention import NextUseRank
 from sam.core.sessions import SessionState
 
@@ -351,3 +352,40 @@ def _path(node):
     while node.parent is not None:
         yield node
         node = node.parent
+
+
+def test_a_late_action_does_not_reach_the_session_s_new_life(make_rig, page_size):
+    rig = make_rig(page_size=page_size)
+    rig.run(text(1), session="a")
+    late = [rig.envelope([(kind, "a", {})]) for kind in ("evict", "demote", "prefetch")]
+    req = rig.queue(text(2), session="a")
+    rig.admit(req)
+    results = [rig.submit(envelope)[0] for envelope in late]
+    assert [(r.status, r.reason) for r in results] == [("dropped", "overtaken")] * 3
+    assert rig.session("a").state is SessionState.RUNNING
+    rig.finish(req)
+    assert rig.hint("evict", "a").status == "done"
+
+
+def test_one_client_s_waiting_actions_leave_room_for_others(make_rig, page_size):
+    config = SamConfig(raise_on_error=True, max_pending_actions=8)
+    rig = make_rig(page_size=page_size, config=config)
+    rig.run(text(2), session="b")
+    req = rig.queue(text(1), session="a")
+    rig.admit(req)
+    results = [rig.hint("demote", "a") for _ in range(10)]
+    assert [r.reason for r in results] == ["running"] * 4 + ["too_many_pending"] * 6
+    other = rig.envelope([("evict", "b", {})])
+    other["actions"][0]["payload"]["tenant"] = "key-other"
+    assert rig.submit(other)[0].reason != "too_many_pending"
+    rig.finish(req)
+
+
+def test_the_tree_names_its_sessions(make_rig, page_size):
+    from sam.srt.mem_cache.inspect import tree_dump
+
+    rig = make_rig(page_size=page_size)
+    rig.run(SYSTEM + text(1), session="a")
+    rig.run(SYSTEM + text(2), session="b")
+    named = {tuple(node["sessions"]) for node in tree_dump(rig.cache, 100)}
+    assert named == {("a", "b"), ("a",), ("b",)}

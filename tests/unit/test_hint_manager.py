@@ -48,7 +48,7 @@ class EmptyCache:
 
 @pytest.fixture
 def manager():
-    return HintManager(EmptyCache(), SamConfig(max_pending_actions=3, max_remembered_actions=10))
+    return HintManager(EmptyCache(), SamConfig(max_pending_actions=6, max_remembered_actions=10))
 
 
 def envelope(*actions, message_id="m", time_s=100.0):
@@ -86,7 +86,8 @@ def statuses(results):
 def test_binding_of_reads_hints_and_ignores_what_it_does_not_know():
     assert binding_of(request("r", None)) is None
     assert binding_of(request("r", envelope())) is None
-    assert binding_of(request("r", envelope(("vendor.other", "s")))) is None
+    unknown = binding_of(request("r", envelope(("vendor.other", "s"))))
+    assert unknown.key is None and statuses(unknown.rejections) == [("rejected", "unknown_action")]
     assert binding_of(request("r", envelope(*[("bind", "s")] * 100))) is None
     binding = binding_of(request("r", envelope(("bind", "s"), ("evict", ""), ("evict", "s"))))
     assert binding.key == SessionKey("t", "s") and len(binding.edits) == 1

@@ -10,7 +10,13 @@ from typing import Any
 
 import msgspec
 
-from sam.core.actions import ActionKind, ActionResult, SessionAction, parse_envelope
+from sam.core.actions import (
+    ActionKind,
+    ActionResult,
+    ActionStatus,
+    SessionAction,
+    parse_envelope,
+)
 from sam.core.sessions import SessionKey
 from sam.core.validation import HintError
 
@@ -84,6 +90,16 @@ class Route:
         self.http_worker_ipc = http_worker_ipc
 
 
+def unknown_action(action_id: str, action_type: str) -> ActionResult:
+    """Of an action that sam does not implement."""
+    return ActionResult(
+        action_id=action_id,
+        action_type=action_type,
+        status=ActionStatus.REJECTED,
+        reason="unknown_action",
+    )
+
+
 def binding_of(req: Any) -> Binding | None:
     """The binding of a request whose hints say anything that sam implements, else None.
 
@@ -99,6 +115,11 @@ def binding_of(req: Any) -> Binding | None:
         return None
     actions = [action for action, _ in entries if action is not None]
     rejections = [rejection for _, rejection in entries if rejection is not None]
+    rejections += [
+        unknown_action(given.action_id, given.action_type)
+        for given, entry in zip(raw, entries, strict=True)
+        if entry == (None, None)
+    ]
     if not actions and not rejections:
         return None
     bind = next((a for a in actions if a.kind is ActionKind.BIND), None)

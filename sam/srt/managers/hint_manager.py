@@ -21,7 +21,8 @@ from sam.core.gaps import LABEL_OTHER, label_of
 from sam.core.sessions import SessionKey, SessionRef, SessionState, SessionTable
 from sam.core.tracker import RetentionTracker
 from sam.core.validation import HintError
-from sam.srt.managers.bindings import Binding, binding_of
+from sam.srt.entrypoints.tenant import client_of
+from sam.srt.managers.bindings import Binding, binding_of, unknown_action
 from sam.srt.managers.moves import WAIT, SessionMoves
 from sam.srt.mem_cache.tier_tasks import EvictTask, Outcome, TaskGroup, done, not_done
 
@@ -91,6 +92,7 @@ class HintManager:
         binding.bound = self._record(binding.bind, binding.envelope_id, self._bind(binding.bind))
         binding.generation = self.table.request_queued(key, req.rid, binding.time_s)
         self.requests[req.rid] = binding
+        self.moves.bound_at[key] = max(self.moves.bound_at.get(key, 0.0), binding.time_s)
         self._advance(binding.time_s)
         if not self.table.get(key).shared:
             self.retention.queued(key, self.table.now_s, binding.time_s)
@@ -191,7 +193,7 @@ class HintManager:
             if rejection is not None:
                 results.append(self._count(rejection))
             elif action is None:
-                results.append(_rejected(raw.action_id, raw.action_type, "unknown_action"))
+                results.append(unknown_action(raw.action_id, raw.action_type))
             else:
                 results.append(self._execute(action, envelope.message_id, route))
         return self._newest([action for action, _ in entries], envelope.message_id, results)
@@ -271,10 +273,12 @@ class HintManager:
             return self.moves.retain(action)
         if action.target not in ("session", "tokens"):
             return not_done(ActionStatus.REJECTED, "unsupported_target")
-        if self.n_pending >= self._config.max_pending_actions:
+        if self._too_many_pending(action.key.tenant):
             return not_done(ActionStatus.DROPPED, "too_many_pending")
         if action.target == "tokens":
             return self.moves.start_span(action)
+        if self.moves.is_overtaken(action):
+            return not_done(ActionStatus.DROPPED, "overtaken")
         if action.kind is not ActionKind.EVICT:
             return self.moves.start_move(action)
         task = self.moves.start_evict(action)
@@ -283,6 +287,16 @@ class HintManager:
         return task
 
     # -- inside -------------------------------------------------------------------
+
+    def _too_many_pending(self, tenant: str) -> bool:
+        """All clients together may have so many actions under way, each at most half."""
+        limit = self._config.max_pending_actions
+        if self.n_pending < limit // 2:
+            return False
+        client = client_of(tenant)
+        tickets = [*self._tickets, *(t for of_key in self._after_run.values() for t in of_key)]
+        own = sum(client_of(ticket.action.key.tenant) == client for ticket in tickets)
+        return self.n_pending >= limit or own >= (limit + 1) // 2
 
     def _bind(self, action: SessionAction) -> Outcome:
         n_refused = self.table.counters["cycles_refused"]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from sam.core.actions import ActionKind, ActionStatus, SessionAction
 from sam.core.sessions import Session, SessionKey, SessionRef, SessionState, SessionTable
 from sam.core.tracker import RetentionTracker
+from sam.srt.entrypoints.tenant import client_of
 from sam.srt.managers.bindings import Binding
 from sam.srt.mem_cache.spans import Span, resolve_span, token_ids_of
 from sam.srt.mem_cache.tier_tasks import (
@@ -55,12 +56,19 @@ class SessionMoves:
         self.leased: dict[SessionKey, None] = {}
         self.retained: dict[SessionKey, int] = {}
         self.tagged_at: dict[SessionRef, float] = {}
+        self.bound_at: dict[SessionKey, float] = {}
 
     def forget(self, ref: SessionRef) -> None:
         """This life of the session is over."""
         self.leased.pop(ref.key, None)
         self.retained.pop(ref.key, None)
         self.tagged_at.pop(ref, None)
+        self.bound_at.pop(ref.key, None)
+
+    def is_overtaken(self, action: SessionAction) -> bool:
+        """Whether a newer request of the session came before the action: it is about a past
+        that this request goes on from."""
+        return self.bound_at.get(action.key, action.time_s) > action.time_s
 
     def check_lease(self, key: SessionKey) -> None:
         """Drop the session's lease if it is not about to resume any more."""
@@ -215,7 +223,8 @@ class SessionMoves:
         if ttl_s > 0:
             nodes = self._cache.tree_core.tags.branch_nodes(self._table.get(key).ref)
             n_tokens = sum(self._cache.tree_core.tokens_of(node)[0] for node in nodes)
-            held = sum(n for k, n in self.retained.items() if k.tenant == key.tenant)
+            client = client_of(key.tenant)
+            held = sum(n for k, n in self.retained.items() if client_of(k.tenant) == client)
             if held + n_tokens > self._cache.retainable_tokens():
                 ttl_s = 0.0
             else:

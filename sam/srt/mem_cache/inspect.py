@@ -14,6 +14,7 @@ from sam.core.sessions import SessionKey, SessionRef
 from sam.srt.mem_cache.ownership import path_up
 
 MAX_PAGE = 1_000
+MAX_NAMED = 16
 
 
 def answer_query(cache: Any, action: Any) -> Any:
@@ -113,6 +114,7 @@ def tree_dump(cache: Any, limit: int) -> list[dict[str, Any]]:
                 "device_tokens": device,
                 "host_tokens": host,
                 "n_tags": core.tags.n_tags(node),
+                "sessions": sessions_of(core, node),
                 "next_use": next_use.rank.name.lower(),
                 "next_use_in_s": round(next_use.use_in_s, 3),
                 "locked": core.is_locked(node),
@@ -126,6 +128,20 @@ def _pool_tokens(cache: Any, key: SessionKey) -> dict[str, int]:
     n_pages, n_private = cache.pool.pages_of(key)
     private = n_private * cache.page_size
     return {"private": private, "shared": n_pages * cache.page_size - private}
+
+
+def sessions_of(core: Any, node: Any) -> list[str]:
+    """Ids of the sessions that use what lies at or below the node, at most `MAX_NAMED`."""
+    ids: dict[str, None] = {}
+    for user in core.tags.users_of(node):
+        if isinstance(user, SessionRef):
+            user = user.key
+        elif not isinstance(user, SessionKey):
+            user = user.session
+        ids[user.session_id] = None
+        if len(ids) == MAX_NAMED:
+            break
+    return list(ids)
 
 
 def _host_pool(cache: Any) -> dict[str, int] | None:
