@@ -13,6 +13,17 @@ from typing import Any
 MAX_EXPECTED_IDLE_S = 86_400.0
 
 
+def idle_seconds(value: object) -> float | None:
+    """`value` as seconds within 0..86400; None if it is no finite number. Never raises."""
+    if isinstance(value, (bool, str, bytes, bytearray)):
+        return None
+    try:
+        seconds = float(value)  # type: ignore[arg-type]
+    except Exception:  # noqa: BLE001 - the agent's own object, it may do anything
+        return None
+    return min(max(seconds, 0.0), MAX_EXPECTED_IDLE_S) if math.isfinite(seconds) else None
+
+
 def agent_hint(
     session_id: str,
     parent_session_id: str | None = None,
@@ -22,7 +33,8 @@ def agent_hint(
     expected_idle_s: float | None = None,
 ) -> dict[str, Any]:
     """One hint. An edit is `evict`, `offload` or `prefetch` of the whole session, or the
-    protocol's own object. `expected_idle_s` outside 0..86400 is moved there, NaN left out."""
+    protocol's own object. `expected_idle_s` outside 0..86400 is moved there; one that is no
+    finite number is left out."""
     hint: dict[str, Any] = {"session_id": session_id}
     if parent_session_id is not None:
         hint["parent_session_id"] = parent_session_id
@@ -34,8 +46,9 @@ def agent_hint(
                 for edit in edits
             ],
         }
-    if expected_idle_s is not None and not math.isnan(expected_idle_s):
-        hint["expected_idle_s"] = round(min(max(expected_idle_s, 0.0), MAX_EXPECTED_IDLE_S), 3)
+    idle_s = None if expected_idle_s is None else idle_seconds(expected_idle_s)
+    if idle_s is not None:
+        hint["expected_idle_s"] = round(idle_s, 3)
     return hint
 
 

@@ -25,16 +25,19 @@ FAILURES_BEFORE_PAUSE = 3
 PAUSE_S = 60.0
 MAX_WAITING = 512
 IDLE_THREAD_S = 30.0
+MAX_SLEEP_S = 3_600.0
 _EXIT_WAIT_S = 2.0
 
 
 @dataclass
 class SendStats:
-    """Management requests: answered, failed (error or timeout), dropped unsent."""
+    """Management requests: answered, failed (error or timeout), dropped unsent. `ignored`: values
+    of the agent that no hint can be made of."""
 
     answered: int = 0
     failed: int = 0
     dropped: int = 0
+    ignored: int = 0
 
 
 @dataclass(order=True)
@@ -65,7 +68,7 @@ class Sender:
         self._stats = SendStats()
         self._failed_in_a_row = 0
         self._paused_until = 0.0
-        self._has_logged = False
+        self._logged: set[str] = set()
 
     @property
     def stats(self) -> SendStats:
@@ -111,9 +114,20 @@ class Sender:
             if self._failed_in_a_row >= FAILURES_BEFORE_PAUSE:
                 self._failed_in_a_row = 0
                 self._paused_until = time.monotonic() + PAUSE_S
-            is_first, self._has_logged = not self._has_logged, True
-        level = logging.WARNING if is_first else logging.DEBUG
-        logger.log(level, "a cache hint was not delivered, the agent goes on: %r", error)
+        self._log("a cache hint was not delivered, the agent goes on: %r", error)
+
+    def ignored(self, why: object) -> None:
+        """Count something that no hint can be made of."""
+        with self._lock:
+            self._stats.ignored += 1
+        self._log("the agent goes on without a cache hint: %r", why)
+
+    def _log(self, message: str, why: object) -> None:
+        """The first of a kind is a warning."""
+        with self._lock:
+            level = logging.DEBUG if message in self._logged else logging.WARNING
+            self._logged.add(message)
+        logger.log(level, message, why)
 
 
 class ThreadSender(Sender):
@@ -175,7 +189,8 @@ class ThreadSender(Sender):
         with self._changed:
             while not self._waiting or self._waiting[0].when > time.monotonic():
                 if self._waiting:
-                    self._changed.wait(self._waiting[0].when - time.monotonic())
+                    wait_s = self._waiting[0].when - time.monotonic()
+                    self._changed.wait(min(wait_s, MAX_SLEEP_S))
                 elif not self._changed.wait(IDLE_THREAD_S) and not self._waiting:
                     self._thread = None
                     return None

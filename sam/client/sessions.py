@@ -11,11 +11,12 @@ import inspect
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Self
 
-from sam.client.hint import agent_hint, with_hint
+from sam.client.hint import agent_hint, idle_seconds, with_hint
 from sam.client.sender import Job, LoopSender, SendStats, ThreadSender
 from sam.client.tool_times import ToolTimes
 
@@ -70,8 +71,10 @@ class AgentSessions:
     def session(self, session_id: str, *, parent: str | None = None) -> Session:
         """The session of this id, the same object as long as somebody holds it.
 
-        `parent` is the id of the session that it belongs to; absent, it is a root.
+        `parent` is the id of the session that it belongs to; absent, it is a root. What is no
+        string, a UUID for example, counts as its `str`.
         """
+        session_id, parent = str(session_id), None if parent is None else str(parent)
         with self._lock:
             session = self._sessions.get(session_id)
             if session is None:
@@ -85,6 +88,21 @@ class AgentSessions:
     async def aflush(self, timeout_s: float = 5.0) -> bool:
         """Wait for the management requests asked for so far (asynchronous client)."""
         return await self._sender.flush(timeout_s)
+
+    def _seconds(self, value: object) -> float | None:
+        """What the agent expects, where it can be used."""
+        seconds = None if value is None else idle_seconds(value)
+        if value is not None and seconds is None:
+            self._sender.ignored(f"no usable number of seconds, a {type(value).__name__}")
+        return seconds
+
+    @contextmanager
+    def _quietly(self) -> Iterator[None]:
+        """What fails inside is counted and does not reach the agent."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001
+            self._sender.ignored(error)
 
     def _manage(self, session_id: str, hint: dict[str, Any], delay_s: float = 0.0) -> Job:
         kwargs = {
@@ -134,11 +152,15 @@ class Session:
     def tool(self, name: str, *, expected_s: float | None = None) -> ToolWait:
         """Around a tool's run, `with` or `async with`: learns how long this tool takes, and tells
         the server when the session will be back. `expected_s` overrides what was learned."""
-        return ToolWait(self, name, expected_s)
+        if isinstance(name, str):
+            return ToolWait(self, name, expected_s)
+        self._owner._sender.ignored(f"a tool's name that is a {type(name).__name__}")
+        return ToolWait(self, None, expected_s)
 
     def idle(self, expected_s: float | None = None) -> None:
         """The session waits for something else than a tool: a person, another agent."""
-        self._wait_begins(object(), expected_s, offload=True)
+        with self._owner._quietly():
+            self._wait_begins(object(), self._owner._seconds(expected_s), offload=True)
 
     def offload(self, *, subtree: bool = False) -> None:
         """Its device copy may go first; with `subtree`, that of all sessions below it too."""
@@ -182,7 +204,8 @@ class Session:
             self._answered_at = None
         if kwargs.get("model"):
             self._owner._model = kwargs["model"]
-        hint = agent_hint(self.id, self.parent_id, expected_idle_s=expected_idle_s)
+        idle_s = self._owner._seconds(expected_idle_s)
+        hint = agent_hint(self.id, self.parent_id, expected_idle_s=idle_s)
         return with_hint(kwargs, hint)
 
     def _end_of_answer(self, kwargs: dict[str, Any]) -> None:
@@ -243,26 +266,32 @@ class Session:
 
 
 class ToolWait:
-    """The time one tool runs. A cancelled run teaches nothing, a failed one does."""
+    """The time one tool runs. A cancelled run teaches nothing, a failed one does; nor does a tool
+    whose name is no string."""
 
-    def __init__(self, session: Session, name: str, expected_s: float | None) -> None:
+    def __init__(self, session: Session, name: str | None, expected_s: float | None) -> None:
         self._session, self._name, self._expected_s = session, name, expected_s
         self._began = 0.0
 
     def __enter__(self) -> Self:
         self._began = time.monotonic()
-        expected_s = self._expected_s
-        if expected_s is None:
-            expected_s = self._session._owner.tool_times.estimate_s(self._name)
-        self._session._wait_begins(self, expected_s, offload=False)
+        owner = self._session._owner
+        with owner._quietly():
+            expected_s = owner._seconds(self._expected_s)
+            if expected_s is None and self._name is not None:
+                expected_s = owner._seconds(owner.tool_times.estimate_s(self._name))
+            self._session._wait_begins(self, expected_s, offload=False)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        took_s = time.monotonic() - self._began
+        owner = self._session._owner
         cancelled = (asyncio.CancelledError, KeyboardInterrupt, SystemExit)
-        if kind is None or not issubclass(kind, cancelled):
-            took_s = time.monotonic() - self._began
-            self._session._owner.tool_times.learn(self._name, took_s)
-        self._session._wait_ends(self)
+        with owner._quietly():
+            self._session._wait_ends(self)
+        if self._name is not None and (kind is None or not issubclass(kind, cancelled)):
+            with owner._quietly():
+                owner.tool_times.learn(self._name, took_s)
 
     async def __aenter__(self) -> Self:
         return self.__enter__()
