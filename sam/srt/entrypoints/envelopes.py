@@ -12,7 +12,7 @@ import msgspec
 from sglang.srt.managers.kv_hints import KvHintAction, decode_kv_hints_envelope
 
 from sam.core.hints import PROTOCOL_VERSION
-from sam.core.validation import HintError
+from sam.core.validation import HintError, HintReason
 from sam.srt.managers.bindings import PARALLEL_ACTION
 
 HINT_ACTION = "agent_hint"
@@ -35,6 +35,17 @@ def envelope_of(message_id: str, actions: list[dict[str, Any]]) -> dict[str, Any
         "message_id": message_id,
         "actions": actions,
     }
+
+
+def check_encodable(envelope: dict[str, Any]) -> None:
+    """Raise ValueError for what JSON allows and the way to the scheduler does not: integers
+    over 64 bits, lone surrogates, endless nesting. Costs one encoding of the envelope."""
+    decoded = decode_kv_hints_envelope(envelope)
+    try:
+        msgspec.msgpack.encode(decoded)
+    except (ValueError, TypeError, OverflowError, RecursionError) as error:
+        detail = f"kv_hints: cannot be encoded ({type(error).__name__})"
+        raise HintError(HintReason.BAD_ENVELOPE, detail) from None
 
 
 def sessions_of(actions: Iterable[dict[str, Any]], tenant: str) -> set[tuple[str, str]]:

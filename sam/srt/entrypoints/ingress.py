@@ -30,6 +30,7 @@ from sam.core.validation import DEFAULT_LIMITS, HintReason, check_id
 from sam.srt.entrypoints.dispatch import HintDispatch
 from sam.srt.entrypoints.envelopes import (
     CarriedHint,
+    check_encodable,
     envelope_of,
     fitting,
     is_parallel,
@@ -282,7 +283,6 @@ class AgentHintIngress(KvHintIngress):
         try:
             decode_kv_hints_envelope(kv_hints)
             _, stamped = self._stamped(kv_hints, tenant, now_s)
-            decode_kv_hints_envelope(stamped)
         except HintError as error:
             return self._rejected_envelope(error, tenant)
         except ValueError as error:
@@ -315,10 +315,11 @@ class AgentHintIngress(KvHintIngress):
             if not str(action["action_type"]).startswith(INTERNAL_PREFIX)
         ]
         for action in stamped["actions"]:
-            for name in ("action_id", "action_type"):
+            for name in ("action_id", "action_type", "action_version"):
                 check_id(action[name], DEFAULT_LIMITS.max_id_bytes, name, HintReason.BAD_ACTION)
             if action["payload"] is None:
                 action["payload"] = {}
+        check_encodable(stamped)
         return message_id, stamped
 
     def _parsed(self, raw_hint: object) -> tuple[AgentHint | None, HintError | None]:
