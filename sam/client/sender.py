@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import contextlib
 import heapq
 import itertools
 import logging
@@ -49,10 +50,14 @@ class Job:
     session_id: str = field(compare=False)
     kwargs: Mapping[str, Any] = field(compare=False)
     cancelled: bool = field(default=False, compare=False)
+    on_cancel: Callable[[], None] | None = field(default=None, compare=False)
 
     def cancel(self) -> None:
-        """Do not send it, if it is not under way yet."""
+        """Do not send it, if it is not under way yet. Any thread may call it."""
         self.cancelled = True
+        on_cancel, self.on_cancel = self.on_cancel, None
+        if on_cancel is not None:
+            on_cancel()
 
 
 class Sender:
@@ -198,14 +203,35 @@ class ThreadSender(Sender):
             return heapq.heappop(self._waiting)
 
 
+class _LoopState:
+    """What is on its way on one event loop: the numbers of its jobs, each session's last task."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self.waiting: set[int] = set()
+        self.last: dict[str, asyncio.Task[None]] = {}
+
+    def take_back(self, number: int, timer: asyncio.TimerHandle) -> None:
+        """A job that was cancelled before it was due. Any thread may call it."""
+        self.waiting.discard(number)
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and its timers with it
+            self._loop.call_soon_threadsafe(timer.cancel)
+
+    def forget(self, job: Job, task: asyncio.Task[None]) -> None:
+        """Its task is over."""
+        self.waiting.discard(job.number)
+        if self.last.get(job.session_id) is task:
+            del self.last[job.session_id]
+
+
 class LoopSender(Sender):
-    """Tasks on the loop that the agent's calls run on; each session's requests in order."""
+    """Tasks on the loop that the agent's calls run on; each session's requests in order. What a
+    loop did not send before it was closed is gone."""
 
     def __init__(self, create: Any, on_reply: Any = None) -> None:
         super().__init__(create, on_reply)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._last: dict[str, asyncio.Task[None]] = {}
-        self._n_waiting = 0
+        self._states: dict[asyncio.AbstractEventLoop, _LoopState] = {}
 
     def note_loop(self) -> None:
         """Remember the running loop, for hints from threads that have none."""
@@ -214,7 +240,8 @@ class LoopSender(Sender):
     async def flush(self, timeout_s: float, session_id: str | None = None) -> bool:
         """Wait until what was asked for so far, by one session or all, was sent."""
         await asyncio.sleep(0)
-        tasks = [t for s, t in self._last.items() if session_id in (None, s)]
+        last = self._here().last
+        tasks = [task for id, task in last.items() if session_id in (None, id)]
         if not tasks:
             return True
         _, pending = await asyncio.wait(tasks, timeout=timeout_s)
@@ -231,33 +258,41 @@ class LoopSender(Sender):
             self._plan(job)
         return None
 
+    def _here(self) -> _LoopState:
+        """The state of the running loop; that of loops closed meanwhile is let go."""
+        loop = asyncio.get_running_loop()
+        with self._lock:
+            if loop not in self._states:
+                alive = {old: s for old, s in self._states.items() if not old.is_closed()}
+                self._states = {**alive, loop: _LoopState(loop)}
+            return self._states[loop]
+
     def _plan(self, job: Job) -> None:
-        delay_s = job.when - time.monotonic()
-        if self._n_waiting >= MAX_WAITING:
+        here = self._here()
+        if len(here.waiting) >= MAX_WAITING:
             self._dropped()
             return
-        self._n_waiting += 1
-        if delay_s > 0:
-            asyncio.get_running_loop().call_later(delay_s, self._due, job)
-        else:
-            self._due(job)
+        here.waiting.add(job.number)
+        delay_s = job.when - time.monotonic()
+        if delay_s <= 0:
+            return self._due(job)
+        timer = asyncio.get_running_loop().call_later(delay_s, self._due, job)
+        job.on_cancel = lambda: here.take_back(job.number, timer)
+        if job.cancelled:
+            job.cancel()
+        return None
 
     def _due(self, job: Job) -> None:
+        here = self._here()
+        job.on_cancel = None
         if job.cancelled:
-            self._n_waiting -= 1
+            here.waiting.discard(job.number)
             return
-        loop = asyncio.get_running_loop()
-        before = self._last.get(job.session_id)
-        if before is not None and before.get_loop() is not loop:
-            before = None
-        task = loop.create_task(self._send(job, before))
-        self._last[job.session_id] = task
-        task.add_done_callback(lambda done: self._forget(job.session_id, done))
-
-    def _forget(self, session_id: str, task: asyncio.Task[None]) -> None:
-        self._n_waiting -= 1
-        if self._last.get(session_id) is task:
-            del self._last[session_id]
+        task = asyncio.get_running_loop().create_task(
+            self._send(job, here.last.get(job.session_id))
+        )
+        here.last[job.session_id] = task
+        task.add_done_callback(lambda done: here.forget(job, done))
 
     async def _send(self, job: Job, before: asyncio.Task[None] | None) -> None:
         if before is not None:
