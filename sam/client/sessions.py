@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import math
 import threading
 import time
 import weakref
@@ -124,7 +125,7 @@ class Session:
         self._lock = threading.Lock()
         self._answered_at: float | None = None
         self._waits: dict[object, float | None] = {}
-        self._told_until = 0.0
+        self._told_until = -math.inf
         self._prefetch: Job | None = None
         self._is_over = False
 
@@ -220,46 +221,57 @@ class Session:
 
     def _wait_begins(self, wait: object, expected_s: float | None, *, offload: bool) -> None:
         """`offload`: also move it down when nobody knows how long it takes."""
-        now = time.monotonic()
-        timing = self._owner.timing
         with self._lock:
-            self._waits[wait] = None if expected_s is None else now + expected_s
+            self._waits[wait] = None if expected_s is None else time.monotonic() + expected_s
+        self._tell(offload)
+
+    def _wait_ends(self, wait: object) -> None:
+        """The longest of parallel waits may have ended early: then the next longest counts. After
+        the last one an inference follows, or a wait that says how long it takes."""
+        with self._lock:
+            self._waits.pop(wait, None)
+            goes_on = any(until is not None for until in self._waits.values())
+        if goes_on:
+            self._tell(offload=False)
+
+    def _tell(self, offload: bool) -> None:
+        """What the server should know of the waits, if that is not what it was told last."""
+        now, timing = time.monotonic(), self._owner.timing
+        with self._lock:
             until = max((u for u in self._waits.values() if u is not None), default=None)
-            if until is not None and until <= self._told_until + timing.min_wait_s:
-                return
-            if until is not None and until - now < timing.min_wait_s:
-                return
             if until is None and not offload:
                 return
-            self._told_until = until or 0.0
+            if until is not None and (
+                abs(until - self._told_until) <= timing.min_wait_s
+                or until - now < timing.min_wait_s
+            ):
+                return
+            self._told_until = -math.inf if until is None else until
             since = now if self._answered_at is None else self._answered_at
             rearm, self._prefetch = self._prefetch, None
+        is_down = rearm is not None and rearm.when > now
         if rearm is not None:
             rearm.cancel()
         is_long = until is None or until - now >= timing.offload_after_s
-        hint = agent_hint(
-            self.id,
-            self.parent_id,
-            edits=["offload"] if is_long else [],
-            manage_only=True,
-            expected_idle_s=None if until is None else until - since,
-        )
-        self._owner._manage(self.id, hint)
-        if is_long and until is not None:
-            back = agent_hint(self.id, self.parent_id, edits=["prefetch"], manage_only=True)
-            job = self._owner._manage(self.id, back, until - now - timing.lead_s)
+        edits = ["offload"] if is_long else []
+        idle_s = None if until is None else until - since
+        self._owner._manage(self.id, self._hint(edits, idle_s))
+        if until is not None and (is_long or is_down):
+            delay_s = until - now - timing.lead_s
+            job = self._owner._manage(self.id, self._hint(["prefetch"]), delay_s)
             with self._lock:
                 self._prefetch = job
 
-    def _wait_ends(self, wait: object) -> None:
-        with self._lock:
-            self._waits.pop(wait, None)
+    def _hint(self, edits: list[str], idle_s: float | None = None) -> dict[str, Any]:
+        return agent_hint(
+            self.id, self.parent_id, edits=edits, manage_only=True, expected_idle_s=idle_s
+        )
 
     def _stop_waiting(self) -> None:
         """An inference loads what it needs by itself: a prefetch now would only be late."""
         with self._lock:
             self._waits.clear()
-            self._told_until = 0.0
+            self._told_until = -math.inf
             job, self._prefetch = self._prefetch, None
         if job is not None:
             job.cancel()

@@ -160,7 +160,60 @@ def test_parallel_tools_wait_for_the_longest(server, client):
         with session.tool("c", expected_s=4):
             pass
     assert sam.flush()
-    assert [round(idle) for _, _, idle in server.managed()] == [2, 4]
+    assert [round(idle) for _, _, idle in server.managed()] == [2, 4, 2]
+
+
+def told(server):
+    return [(edits, idle and round(idle)) for _, edits, idle in server.managed()]
+
+
+def test_a_tool_that_ends_early_does_not_count_for_the_next(server, client):
+    sam = sessions(client)
+    session = sam.session("s")
+    session.create(**ASK)
+    with session.tool("long", expected_s=60):
+        pass
+    long = session._prefetch
+    with session.tool("short", expected_s=20):
+        pass
+    assert sam.flush()
+    assert told(server) == [("offload", 60), ("offload", 20)]
+    assert long.cancelled and long.when - session._prefetch.when == pytest.approx(40, abs=5)
+
+
+def test_the_rest_counts_when_the_longest_of_parallel_tools_ends_early(server, client):
+    sam = sessions(client)
+    session = sam.session("s")
+    with session.tool("b", expected_s=20):
+        with session.tool("a", expected_s=60):
+            first = session._prefetch
+        assert first.cancelled and session._prefetch.when < first.when - 30
+        with session.tool("c", expected_s=10):
+            pass
+    assert sam.flush()
+    assert told(server) == [("offload", 20), ("offload", 60), ("offload", 20)]
+
+
+def test_a_session_moved_down_for_a_long_tool_is_back_after_a_short_one(server, client):
+    sam = sessions(client)
+    session = sam.session("s")
+    with session.tool("long", expected_s=60):
+        pass
+    with session.tool("short", expected_s=1.2):
+        deadline = time.monotonic() + 10
+        while len(server.managed()) < 3 and time.monotonic() < deadline:
+            time.sleep(0.01)
+    assert [edits for _, edits, _ in server.managed()] == ["offload", "", "prefetch"]
+
+
+def test_the_same_tool_again_is_not_told_again(server, client):
+    sam = sessions(client, timing=Timing(min_wait_s=5.0))
+    session = sam.session("s")
+    for _ in range(3):
+        with session.tool("long", expected_s=60):
+            pass
+    assert sam.flush()
+    assert told(server) == [("offload", 60)]
 
 
 def test_idle_with_and_without_a_guess(server, client):

@@ -2,6 +2,7 @@
 
 import ast
 import re
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -87,6 +88,14 @@ def sim_breach(imp):
     return inside or within(imp.target, "sglang", "torch")
 
 
+def client_breach(imp):
+    """sam.client imports only itself and the standard library."""
+    if not within(imp.module, "sam.client"):
+        return False
+    is_standard = imp.target.split(".")[0] in sys.stdlib_module_names
+    return not is_standard and not within(imp.target, "sam.client")
+
+
 def plugin_breach(imp):
     """Nobody imports sam.plugin: only the entry point loads it."""
     return within(imp.target, "sam.plugin") and imp.module != "sam.plugin"
@@ -99,7 +108,7 @@ def private_breach(imp):
     return within(imp.target, "sglang") and is_private(imp.target)
 
 
-RULES = [core_breach, core_clock_breach, sim_breach, plugin_breach, private_breach]
+RULES = [core_breach, core_clock_breach, sim_breach, client_breach, plugin_breach, private_breach]
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +123,8 @@ def test_contract(all_imports, breach):
 
 
 def test_there_is_something_to_check(all_imports):
-    assert any(within(imp.module, "sam.core") for imp in all_imports)
+    for package in ("sam.core", "sam.sim", "sam.client"):
+        assert any(within(imp.module, package) for imp in all_imports)
 
 
 @pytest.mark.parametrize(
@@ -130,6 +140,10 @@ def test_there_is_something_to_check(all_imports):
         ("core/__init__.py", "from datetime import datetime", core_clock_breach),
         ("sim/a.py", "from sam.bench import z", sim_breach),
         ("sim/__init__.py", "from ..srt import y", sim_breach),
+        ("client/a.py", "import openai", client_breach),
+        ("client/a.py", "def f():\n    from msgspec import Struct", client_breach),
+        ("client/a.py", "from sam.core.hints import x", client_breach),
+        ("client/__init__.py", "from .. import core", client_breach),
         ("srt/a.py", "from sam import plugin", plugin_breach),
         ("cli.py", "import sam.plugin", plugin_breach),
         ("srt/a.py", "from sglang.srt.x import _hidden", private_breach),
@@ -148,6 +162,8 @@ def test_the_checker_sees_breaches(tmp_path, path, source, breach):
     [
         ("core/a.py", "import msgspec\nfrom sam.core.b import c\nfrom . import d"),
         ("sim/a.py", "import numpy\nfrom sam.core import x\nfrom .b import y"),
+        ("client/a.py", "import os.path\nfrom typing import Any\nfrom . import b"),
+        ("client/__init__.py", "from sam.client.a import b"),
         ("srt/upstream.py", "from sglang.srt.x import _hidden"),
         ("srt/a.py", "from sglang import __version__\nfrom sam.core import x"),
     ],
