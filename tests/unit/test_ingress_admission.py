@@ -54,3 +54,20 @@ def test_memory_is_bounded():
     for i in range(200):
         server.openai(chat(hint | {"session_id": f"s{i}"}, messages=[]), caller())
     assert len(server.ingress.results) == 50 and len(server.sent) == 200
+
+
+@pytest.mark.parametrize("bound", [1, 4])
+def test_one_message_id_used_again_does_not_widen_the_bound(bound):
+    server = Server(max_in_flight_actions=2 * bound)
+    own = envelope("session.evict", session_id="s")
+
+    def again():
+        own["actions"][0]["action_id"] += "x"
+        return server.ingress.submit_envelope(own, "t")["actions"][-1]["status"]
+
+    assert [again() for _ in range(bound + 1)] == ["accepted"] * bound + ["dropped"]
+    server.ingress.on_results(server.sent[0].message_id, [])
+    assert [again() for _ in range(2)] == ["accepted", "dropped"]
+    for one in server.sent:
+        server.ingress.on_results(one.message_id, [])
+    assert server.ingress.dispatch._in_flight.n == 0 and not server.ingress.dispatch._sent

@@ -5,6 +5,8 @@ Owns the counts. Must never hold more than what was taken and not given back.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 
 class Admission:
     """A bound on things under way, with a bound per client below it."""
@@ -12,11 +14,11 @@ class Admission:
     def __init__(self, *, total: int, per_client: int) -> None:
         self._total = total
         self._per_client = per_client
-        self._held: dict[str, tuple[str, int]] = {}
+        self._held: dict[Hashable, tuple[str, int]] = {}
         self._by_client: dict[str, int] = {}
         self.n = 0
 
-    def take(self, name: str, client: str, n: int) -> bool:
+    def take(self, name: Hashable, client: str, n: int) -> bool:
         """Hold `n` under `name` for `client`, or say no and hold nothing more."""
         of_client = self._by_client.get(client, 0)
         if self.n + n > self._total or of_client + n > self._per_client:
@@ -27,7 +29,7 @@ class Admission:
         self.n += n
         return True
 
-    def give_back(self, name: str) -> None:
+    def give_back(self, name: Hashable) -> None:
         """Release all that is held under `name`; an unknown name is no error."""
         client, n = self._held.pop(name, ("", 0))
         if not n:

@@ -1,6 +1,7 @@
 """When a request is over, as the server process sees it.
 
-Owns the waiting for that. Must never keep a request longer than upstream does.
+Owns the waiting for that. Must never keep a request longer than upstream does, nor take the
+end of one request for that of another: clients choose message ids, so only `rid` tells.
 """
 
 from __future__ import annotations
@@ -17,30 +18,54 @@ class RequestEnds:
 
     def __init__(self, tokenizer_manager: Any) -> None:
         self._manager = tokenizer_manager
-        self._ends: dict[str, asyncio.Event] = {}
+        self._ends: dict[str, list[RequestEnd]] = {}
 
-    def announce(self, name: str) -> None:
-        """The request of that name has finished."""
-        end = self._ends.get(name)
-        if end is not None:
-            end.set()
+    def announce(self, rid: object) -> None:
+        """The request of that id has finished."""
+        for end in self._ends.get(rid, ()) if isinstance(rid, str) else ():
+            end.finished.set()
 
-    def expect(self, name: str) -> None:
-        """Call before the request can finish."""
-        self._ends[name] = asyncio.Event()
+    def expect(self, obj: Any) -> RequestEnd:
+        """The end of the request of `obj`, a GenerateReqInput; call before it can finish and
+        after upstream gave it its `rid`, which it does before the event loop runs anything
+        else. Whoever expects it must wait for it."""
+        end = RequestEnd(self, obj.rid)
+        for rid in end.rids:
+            self._ends.setdefault(rid, []).append(end)
+        return end
 
-    async def wait(self, name: str, obj: Any) -> None:
-        """Return when the expected request `name` is over, however it ended.
+    def is_known(self, rid: str) -> bool:
+        """Whether upstream has the request."""
+        return rid in self._manager.rid_to_state
 
-        `obj` is its GenerateReqInput; upstream gives it its `rid` and takes it up before the
-        event loop runs anything else.
-        """
-        end = self._ends[name]
+    def forget(self, end: RequestEnd) -> None:
+        for rid in end.rids:
+            self._ends[rid].remove(end)
+            if not self._ends[rid]:
+                del self._ends[rid]
+
+
+class RequestEnd:
+    """One request, or several that upstream made of one body, until none of them is known."""
+
+    __slots__ = ("_ends", "finished", "rids")
+
+    def __init__(self, ends: RequestEnds, rid: object) -> None:
+        self._ends = ends
+        rids = rid if isinstance(rid, list) else [rid]
+        self.rids = list(dict.fromkeys(one for one in rids if isinstance(one, str)))
+        self.finished = asyncio.Event()
+
+    async def wait(self) -> None:
+        """Return when the request is over, however it ended."""
         try:
-            while not end.is_set() and obj.rid in self._manager.rid_to_state:
+            while any(map(self._ends.is_known, self.rids)):
                 try:
-                    await asyncio.wait_for(end.wait(), _LOOK_EVERY_S)
+                    await asyncio.wait_for(self.finished.wait(), _LOOK_EVERY_S)
                 except TimeoutError:
                     continue
+                if len(self.rids) == 1:
+                    return
+                self.finished.clear()
         finally:
-            del self._ends[name]
+            self._ends.forget(self)

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 import uuid
+from collections import deque
 from functools import partial
 from typing import Any
 
@@ -61,6 +62,7 @@ class HintDispatch:
         )
         self._ranges = RangeQueue()
         self._ends = RequestEnds(tokenizer_manager)
+        self._sent: dict[str, deque[object]] = {}
         self._waiting: set[asyncio.Task[None]] = set()
 
     # -- without a request --------------------------------------------------------
@@ -79,9 +81,7 @@ class HintDispatch:
         refused = refuse(envelope["actions"], body)
         actions = self._open(message_id, envelope["actions"], tenant, refused)
         wire = envelope["message_id"]
-        if actions and not self._take(wire, tenant, actions):
-            self._settle(wire, outcomes(actions, "dropped", OVERLOADED))
-        elif actions:
+        if actions:
             self._send_in_order(wire, actions, tenant, body)
         return self._results.get(message_id, tenant, time.time()) or {}
 
@@ -89,12 +89,19 @@ class HintDispatch:
         """Send one action that no client asked for or hears of; dropped and counted where too
         many are under way."""
         wire = wire_id(tenant, f"told-{uuid.uuid4().hex}")
-        if self._take(wire, tenant, [action]):
-            self._send(wire, [action])
+        ticket = self._take(tenant, [action])
+        if ticket is not None:
+            self._send(wire, [action], ticket)
 
     def answered(self, wire: str) -> None:
-        """The scheduler has looked at a message."""
-        self._in_flight.give_back(wire)
+        """The scheduler has looked at a message: the oldest that went out under this id,
+        which clients may use again."""
+        tickets = self._sent.get(wire)
+        if tickets is None:
+            return
+        self._in_flight.give_back(tickets.popleft())
+        if not tickets:
+            del self._sent[wire]
 
     # -- with an inference --------------------------------------------------------
 
@@ -120,19 +127,18 @@ class HintDispatch:
             return
         resolved: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         work = partial(resolve, actions, body, _tokens_of(obj))
-        if not self._render((), wire, tenant, work, resolved.set_result):
+        if not self._render((), tenant, work, resolved.set_result):
             self._settle(wire, outcomes(actions, "dropped", OVERLOADED))
             return
-        self._ends.expect(wire)
         task = asyncio.get_running_loop().create_task(
             self._follow(obj, wire, actions, tenant, resolved)
         )
         self._waiting.add(task)
         task.add_done_callback(self._waiting.discard)
 
-    def request_over(self, wire: str) -> None:
-        """The inference that carried this message has finished."""
-        self._ends.announce(wire)
+    def request_over(self, rid: str) -> None:
+        """An inference that carried hints has finished."""
+        self._ends.announce(rid)
 
     async def join(self) -> None:
         """Wait until nothing is resolved or waits for the end of a request."""
@@ -160,43 +166,55 @@ class HintDispatch:
         self._metrics.accepted(len(actions) - len(refused))
         return [action for action in actions if action["action_id"] not in refused]
 
-    def _take(self, wire: str, tenant: str, actions: list[dict[str, Any]]) -> bool:
-        taken = self._in_flight.take(wire, client_of(tenant), len(actions))
-        if not taken:
-            self._metrics.rejected(OVERLOADED)
-        return taken
+    def _take(self, tenant: str, actions: list[dict[str, Any]]) -> object | None:
+        """A place on the way to the scheduler; None if there is none. Each submission has its
+        own: a client that uses one message id twice holds two."""
+        ticket = object()
+        if self._in_flight.take(ticket, client_of(tenant), len(actions)):
+            return ticket
+        self._metrics.rejected(OVERLOADED)
+        return None
 
     def _send_in_order(
         self, wire: str, actions: list[dict[str, Any]], tenant: str, body: ChatBody | None
     ) -> None:
         """Send now, or behind what waits of the same sessions; ranges are resolved first."""
+        ticket = self._take(tenant, actions)
+        if ticket is None:
+            self._settle(wire, outcomes(actions, "dropped", OVERLOADED))
+            return
         sessions = sessions_of(actions, tenant)
         renders = body is not None and any(map(is_range, actions))
         if not renders and not self._ranges.is_busy(sessions):
-            self._send(wire, actions)
+            self._send(wire, actions, ticket)
             return
-        then = partial(self._send_resolved, wire, actions)
+        then = partial(self._send_resolved, wire, actions, ticket)
         if not renders:
             self._ranges.submit(sessions, None, then)
-        elif not self._render(sessions, wire, tenant, partial(resolve, actions, body), then):
-            self._in_flight.give_back(wire)
+        elif not self._render(sessions, tenant, partial(resolve, actions, body), then):
+            self._in_flight.give_back(ticket)
             self._settle(wire, outcomes(actions, "dropped", OVERLOADED))
 
-    def _render(self, sessions: Any, wire: str, tenant: str, work: Any, then: Any) -> bool:
+    def _render(self, sessions: Any, tenant: str, work: Any, then: Any) -> bool:
         """Queue work for the thread; False if too much of it waits."""
-        if not self._rendering.take(wire, client_of(tenant), 1):
+        ticket = object()
+        if not self._rendering.take(ticket, client_of(tenant), 1):
             self._metrics.rejected(OVERLOADED)
             return False
 
         def done(result: Any) -> None:
-            self._rendering.give_back(wire)
+            self._rendering.give_back(ticket)
             then(result)
 
         self._ranges.submit(sessions, work, done)
         return True
 
     def _send_resolved(
-        self, wire: str, actions: list[dict[str, Any]], resolved: list[Any] | None
+        self,
+        wire: str,
+        actions: list[dict[str, Any]],
+        ticket: object,
+        resolved: list[Any] | None,
     ) -> None:
         """Send what resolving left of `actions`; None: there was nothing to resolve."""
         results = actions if resolved is None else resolved
@@ -210,15 +228,16 @@ class HintDispatch:
         self._settle(wire, refused)
         ready = [result for result in results if not isinstance(result, HintError)]
         if ready:
-            self._send(wire, ready)
+            self._send(wire, ready, ticket)
         else:
-            self._in_flight.give_back(wire)
+            self._in_flight.give_back(ticket)
 
-    def _send(self, wire: str, actions: list[dict[str, Any]]) -> None:
+    def _send(self, wire: str, actions: list[dict[str, Any]], ticket: object) -> None:
         try:
             self._manager.send_kv_hints(decode_kv_hints_envelope(envelope_of(wire, actions)))
+            self._sent.setdefault(wire, deque()).append(ticket)
         except Exception:
-            self._in_flight.give_back(wire)
+            self._in_flight.give_back(ticket)
             self._settle(wire, outcomes(actions, "dropped", "internal_error"))
             raise
 
@@ -230,13 +249,15 @@ class HintDispatch:
         tenant: str,
         resolved: asyncio.Future[Any],
     ) -> None:
+        over = self._ends.expect(obj)
         result = await resolved
-        await self._ends.wait(wire, obj)
-        if not self._take(wire, tenant, actions):
+        await over.wait()
+        ticket = self._take(tenant, actions)
+        if ticket is None:
             self._settle(wire, outcomes(actions, "dropped", OVERLOADED))
             return
         try:
-            self._send_resolved(wire, actions, result)
+            self._send_resolved(wire, actions, ticket, result)
         except Exception:
             logger.exception("sam: edits after an inference could not be sent")
 

@@ -119,7 +119,7 @@ class AgentHintIngress(KvHintIngress):
     def finish_request(self, obj: Any, meta_info: dict[str, Any]) -> None:
         envelope = getattr(obj, "kv_hints", None)
         if envelope is not None:
-            self.dispatch.request_over(envelope.message_id)
+            self.dispatch.request_over(obj.rid)
             known = self.results.get_wire(envelope.message_id, time.time())
             if known is not None:
                 meta_info["kv_hints"] = known
