@@ -51,9 +51,10 @@ def test_what_is_given_back_can_be_taken_again():
 def test_memory_is_bounded():
     server = Server(max_hint_results=50)
     hint = {"session_id": "s", "context_management": MANAGE_EVICT}
-    for i in range(200):
-        server.openai(chat(hint | {"session_id": f"s{i}"}, messages=[]), caller())
-    assert len(server.ingress.results) == 50 and len(server.sent) == 200
+    for i, half in enumerate(["Bearer a"] * 100 + ["Bearer b"] * 100):
+        server.openai(chat(hint | {"session_id": f"s{i}"}, messages=[]), caller(half))
+        assert len(server.ingress.results) == min(i + 1, 25 if i < 100 else i - 74, 50)
+    assert len(server.sent) == 200
 
 
 @pytest.mark.parametrize("bound", [1, 4])

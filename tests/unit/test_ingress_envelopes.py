@@ -1,6 +1,7 @@
 """Ranges of messages and tools in a client's own envelope: as those of `agent_hint`."""
 
 import time
+from urllib.parse import quote
 
 import pytest
 
@@ -144,6 +145,25 @@ def test_unknown_actions_with_such_a_payload_pass(server):
     assert not server.sent
 
 
+@pytest.mark.parametrize("target", ["session", "tokens"])
+@pytest.mark.parametrize("manage", [False, True])
+def test_too_much_of_both_doors_is_rejected_and_what_binds_is_not(server, manage, target):
+    """The scheduler takes 67 actions of a message, or none."""
+    edits = [{"type": "evict", "target": target}] * 60
+    hint = {"session_id": "s"}
+    hint["context_management"] = {"manage_request": manage, "edits": edits}
+    own = envelope(*["session.demote"] * 9, "session.bind", session_id="s")
+    answer = server.openai(chat(hint, kv_hints=own, messages=MESSAGES), caller())
+    sent = actions_of(server.sent[0] if manage else answer.kv_hints)
+    shown = (body_of(answer)["kv_hints"] if manage else server.shown(answer))["actions"]
+    rejected = [a["action_id"] for a in shown if a["status"] == "rejected"]
+    assert rejected == (["c6", "c7", "c8"] if manage else ["c5", "c6", "c7", "c8"])
+    assert {a["reason"] for a in shown if a["action_id"] in rejected} == {"too_many_edits"}
+    assert len(sent) == 67 and len(shown) == 67 + len(rejected)
+    kinds = [a.kind for a in sent]
+    assert kinds.count("session.bind") == (1 if manage else 2)
+
+
 # -- POST /kv_hints --------------------------------------------------------------
 
 
@@ -208,3 +228,10 @@ def test_what_the_template_refuses_is_rejected_by_the_route(server, http):
         assert reply.status_code == 200
         assert settled(client, "mine")["reason"] == "unresolvable_range"
 
+
+@pytest.mark.parametrize("message_id", ["plain", "a/b", "run/7?x=1#y", "/a"])
+def test_any_message_id_can_be_looked_up(server, http, message_id):
+    own = envelope("session.evict", session_id="s", message_id=message_id)
+    assert http.post("/kv_hints", json=own).status_code == 200
+    reply = http.get(f"/kv_hints/{quote(message_id, safe='')}")
+    assert reply.status_code == 200 and reply.json()["message_id"] == message_id

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sam.srt.entrypoints.results import HintResults, wire_id
+from sam.srt.entrypoints.results import MAX_ACTIONS_PER_MESSAGE, HintResults, wire_id
 
 
 def action(action_id, status="accepted", **more):
@@ -69,10 +69,37 @@ def test_unknown_messages_are_not_invented(results):
 
 
 def test_bounded_in_number_and_time(results):
-    for i in range(5):
-        results.open(f"m{i}", "t", [action("a")], float(i))
-    assert len(results) == 3 and results.get("m1", "t", 4.0) is None
-    results.update("t:m2", [action("a", "done")], 9.0)
-    assert results.get("m3", "t", 13.5) is None
-    assert statuses(results, "m2", "t", 13.5) == {"a": "done"}
-    assert results.get("m2", "t", 19.5) is None and len(results) == 0
+    tenants = ["key-a", "key-b", "key-a", "key-b", "key-a"]
+    for i, tenant in enumerate(tenants):
+        results.open(f"m{i}", tenant, [action("a")], float(i))
+    assert len(results) == 3 and results.get("m1", "key-b", 4.0) is None
+    results.update("key-a:m2", [action("a", "done")], 9.0)
+    assert results.get("m3", "key-b", 13.5) is None
+    assert statuses(results, "m2", "key-a", 13.5) == {"a": "done"}
+    assert results.get("m2", "key-a", 19.5) is None and len(results) == 0
+
+
+@pytest.mark.parametrize("per_message", [1, 16])
+def test_one_client_fills_at_most_half(per_message):
+    """Of messages, and of actions; a client's namespaces count together."""
+    results = HintResults(capacity=20, ttl_s=10.0)
+    results.open("kept", "key-b", [action("a", "done")], 0.0)
+    many = [action(f"a{i}") for i in range(per_message)]
+    for i in range(200):
+        results.open(f"m{i}", f"key-a/ns-{i % 3}", many, 1.0)
+    assert statuses(results, "kept", "key-b", 1.0) == {"a": "done"}
+    assert len(results) == 1 + {1: 10, 16: 2}[per_message]
+    assert statuses(results, "m199", "key-a/ns-1", 1.0).keys() == {a["action_id"] for a in many}
+    results.get("m199", "key-a/ns-1", 20.0)
+    assert len(results) == 0 and not results._of_client and not results._n_actions
+    assert results._total_actions == 0
+
+
+def test_one_message_holds_so_many_actions_and_the_newest():
+    results = HintResults(capacity=4_096, ttl_s=10.0)
+    for i in range(1_000):
+        results.open("m", "t", [action(f"a{i}"), action("again")], 0.0)
+        results.update("t:m", [action(f"b{i}", "done")], 0.0)
+    known = statuses(results, "m")
+    assert len(known) == MAX_ACTIONS_PER_MESSAGE
+    assert {"a999", "b999", "again"} <= known.keys() and "a0" not in known

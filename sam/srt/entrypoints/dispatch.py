@@ -27,6 +27,7 @@ from sam.srt.entrypoints.envelopes import (
     outcomes,
     refusal,
     sessions_of,
+    surplus,
 )
 from sam.srt.entrypoints.range_queue import RangeQueue
 from sam.srt.entrypoints.results import HintResults, wire_id
@@ -78,7 +79,7 @@ class HintDispatch:
 
         `body` is the request whose lists the ranges index.
         """
-        refused = refuse(envelope["actions"], body)
+        refused = surplus(envelope["actions"]) | refuse(envelope["actions"], body)
         actions = self._open(message_id, envelope["actions"], tenant, refused)
         wire = envelope["message_id"]
         if actions:
@@ -110,7 +111,7 @@ class HintDispatch:
     ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """Actions that ride on the request, and those from the first range on, which follow.
         What binds the request to its session always rides on it."""
-        refused = refuse(envelope["actions"], body)
+        refused = surplus(envelope["actions"]) | refuse(envelope["actions"], body)
         actions = self._open(message_id, envelope["actions"], tenant, refused)
         first = next((i for i, a in enumerate(actions) if is_range(a)), len(actions))
         late = [a for a in actions[first:] if a["action_type"] == ActionKind.BIND]

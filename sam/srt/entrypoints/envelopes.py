@@ -11,11 +11,14 @@ from typing import Any
 import msgspec
 from sglang.srt.managers.kv_hints import KvHintAction, decode_kv_hints_envelope
 
+from sam.core.actions import ActionKind
 from sam.core.hints import PROTOCOL_VERSION
-from sam.core.validation import HintError, HintReason
+from sam.core.validation import DEFAULT_LIMITS, HintError, HintReason
 from sam.srt.managers.bindings import PARALLEL_ACTION
 
 HINT_ACTION = "agent_hint"
+MAX_ACTIONS = DEFAULT_LIMITS.max_edits + 3
+"""What the scheduler takes in one envelope: bind, expect and retain may ride with the edits."""
 
 
 class CarriedHint(dict):
@@ -53,6 +56,15 @@ def sessions_of(actions: Iterable[dict[str, Any]], tenant: str) -> set[tuple[str
     payloads = [action["payload"] for action in actions]
     ids = [p.get("session_id") for p in payloads if isinstance(p, dict)]
     return {(tenant, one) for one in ids if isinstance(one, str)}
+
+
+def surplus(actions: list[dict[str, Any]]) -> dict[str, HintError]:
+    """Actions that the scheduler would not take, by id: an `agent_hint` and a client's own
+    envelope may be too much together. What binds goes first."""
+    by_need = sorted(actions, key=lambda a: a["action_type"] != ActionKind.BIND)
+    detail = f"actions: {len(actions)}, at most {MAX_ACTIONS} in one request"
+    error = HintError(HintReason.TOO_MANY_EDITS, detail)
+    return {action["action_id"]: error for action in by_need[MAX_ACTIONS:]}
 
 
 def is_parallel(sampling_params: object) -> bool:

@@ -59,7 +59,7 @@ def install_routes(app: Any, ingress: AgentHintIngress) -> None:
         except (HintError, ValueError) as error:
             return _error(400, str(error))
 
-    @app.get("/kv_hints/{message_id}")
+    @app.get("/kv_hints/{message_id:path}")
     async def kv_hint_results(
         request: Request,
         message_id: str,
