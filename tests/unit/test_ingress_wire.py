@@ -9,8 +9,11 @@ pytest.importorskip("sglang")
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from sglang.srt.managers.io_struct import KvHintsReqInput, msgpack_decode, msgpack_encode
+from sglang.srt.managers.kv_hints import decode_kv_hints_envelope
 from test_ingress_parts import Server, actions_of, body_of, caller, chat, envelope
 
+from sam.core.validation import HintError
+from sam.srt.entrypoints.envelopes import check_encodable
 from sam.srt.entrypoints.routes import install_routes
 
 
@@ -82,3 +85,25 @@ def test_the_route_refuses_it(fields, kind):
         assert not server.sent and server.ingress.dispatch._in_flight.n == 0
         good = envelope("session.evict", session_id="s")
         assert client.post("/kv_hints", json=good).status_code == 200 and server.sent
+
+
+def nested(depth):
+    value = 1
+    for _ in range(depth):
+        value = [value]
+    return envelope("vendor.x", session_id="s", x=value)
+
+
+def test_what_passes_can_be_sent_from_a_deeper_stack_too():
+    def passes(depth):
+        try:
+            check_encodable(nested(depth))
+        except HintError as error:
+            assert error.reason == "bad_envelope"
+            return False
+        return True
+
+    assert passes(100)
+    deepest = next(depth for depth in range(100, 1_000) if not passes(depth + 1))
+    own = decode_kv_hints_envelope(nested(deepest + 32))
+    assert over_the_wire(own) == own

@@ -17,6 +17,8 @@ from sam.core.validation import DEFAULT_LIMITS, HintError, HintReason
 from sam.srt.managers.bindings import PARALLEL_ACTION
 
 HINT_ACTION = "agent_hint"
+_SPARE_LEVELS = 64
+"""How much deeper than in its check an envelope may lie, and the stack be, where it is sent."""
 MAX_ACTIONS = DEFAULT_LIMITS.max_edits + 3
 """What the scheduler takes in one envelope: bind, expect and retain may ride with the edits."""
 
@@ -43,9 +45,11 @@ def envelope_of(message_id: str, actions: list[dict[str, Any]]) -> dict[str, Any
 def check_encodable(envelope: dict[str, Any]) -> None:
     """Raise ValueError for what JSON allows and the way to the scheduler does not: integers
     over 64 bits, lone surrogates, endless nesting. Costs one encoding of the envelope."""
-    decoded = decode_kv_hints_envelope(envelope)
+    nested: Any = decode_kv_hints_envelope(envelope)
+    for _ in range(_SPARE_LEVELS):
+        nested = [nested]
     try:
-        msgspec.msgpack.encode(decoded)
+        msgspec.msgpack.encode(nested)
     except (ValueError, TypeError, OverflowError, RecursionError) as error:
         detail = f"kv_hints: cannot be encoded ({type(error).__name__})"
         raise HintError(HintReason.BAD_ENVELOPE, detail) from None
