@@ -52,7 +52,8 @@ def test_prefetches_taken_back_leave_room(sam, sent):
         timers = [t for t in asyncio.get_running_loop()._scheduled if not t.cancelled()]
         assert len(timers) < 5
 
-    asyncio.run(work())
+    with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
+        runner.run(work())
     assert sam.stats.dropped == 0 and evicted(sent) == ["q"]
 
 
