@@ -12,18 +12,17 @@ import json
 import os
 import platform
 import re
-import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import psutil
 from rich.console import Console
 
+from sam.bench.ending import first_signal_interrupts, reason_of
 from sam.bench.hit_cost import KINDS, HitCost, measure_hit_cost
 from sam.bench.progress import Steps
 from sam.bench.serve import serve
@@ -65,7 +64,7 @@ def main(argv: list[str] | None = None) -> int:
     out, log = Console(highlight=False), Console(stderr=True, highlight=False)
     session = _Session(args, log)
     try:
-        with _first_signal_interrupts():
+        with first_signal_interrupts():
             session.run()
         code = 0 if session.report()["identical_outputs"] else 1
     except KeyboardInterrupt:
@@ -75,7 +74,7 @@ def main(argv: list[str] | None = None) -> int:
         log.print(f"quickstart: {error}", style="red")
         return 2
     except (ServerFailed, RequestFailed, ExceptionGroup) as error:
-        log.print(f"quickstart: {_reason(error)}", style="red", markup=False)
+        log.print(f"quickstart: {reason_of(error)}", style="red", markup=False)
         log.print(f"server logs: {session.logs}")
         return 3
     _show(session.report(), out, as_json=args.json)
@@ -216,27 +215,6 @@ def hide_accelerators(log: Console) -> None:
         return
     log.print(f"an accelerator is here ({found}); this demonstration hides it and uses the CPU")
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
-
-
-@contextmanager
-def _first_signal_interrupts() -> Iterator[None]:
-    """SIGINT or SIGTERM raises KeyboardInterrupt once; while servers stop, more are ignored."""
-
-    def interrupt(*_: object) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_IGN)
-        raise KeyboardInterrupt
-
-    with ExitStack() as restore:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            restore.callback(signal.signal, number, signal.signal(number, interrupt))
-        yield
-
-
-def _reason(error: BaseException) -> str:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return f"{type(error).__name__}: {error}"
 
 
 def _show(report: dict[str, Any], out: Console, *, as_json: bool) -> None:

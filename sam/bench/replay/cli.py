@@ -9,10 +9,8 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
-import signal
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -21,6 +19,7 @@ from typing import Any
 import httpx
 from rich.console import Console
 
+from sam.bench.ending import first_signal_interrupts, reason_of
 from sam.bench.quickstart import describe_machine, hide_accelerators
 from sam.bench.replay.arms import ARMS, DEFAULT_ARMS, Arm, external
 from sam.bench.replay.comparison import Comparison, Unfit, spec_of
@@ -82,7 +81,7 @@ def _compare(args: argparse.Namespace, arms: list[Arm], state: State, log: Conso
     log.print(f"{describe_machine()}; finished runs are kept in {state.path}")
     comparison = Comparison(args, arms, state, log)
     try:
-        with _first_signal_interrupts():
+        with first_signal_interrupts():
             model = build_tiny_model(args.workdir / f"model-{args.model}", preset=args.model)
             comparison.run(model, Vocabulary.of_model(model))
     except KeyboardInterrupt:
@@ -92,7 +91,7 @@ def _compare(args: argparse.Namespace, arms: list[Arm], state: State, log: Conso
         log.print(f"replay: {error}", style="red", markup=False)
         return 2
     except (ServerFailed, RequestFailed, httpx.HTTPError, OSError, ExceptionGroup) as error:
-        log.print(f"replay: {_reason(error)}", style="red", markup=False)
+        log.print(f"replay: {reason_of(error)}", style="red", markup=False)
         log.print(f"server logs: {args.workdir / 'logs'}. Measured so far:")
         return 3
     return 0
@@ -216,24 +215,3 @@ def _add_servers(group: Any) -> None:
     group.add_argument(
         "--server-arg", action="append", default=[], metavar="ARG", help="for all started servers"
     )
-
-
-@contextmanager
-def _first_signal_interrupts() -> Iterator[None]:
-    """SIGINT or SIGTERM raises KeyboardInterrupt once; while a server stops, more are ignored."""
-
-    def interrupt(*_: object) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_IGN)
-        raise KeyboardInterrupt
-
-    with ExitStack() as restore:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            restore.callback(signal.signal, number, signal.signal(number, interrupt))
-        yield
-
-
-def _reason(error: BaseException) -> str:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return f"{type(error).__name__}: {error}"

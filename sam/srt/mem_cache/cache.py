@@ -43,8 +43,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-TREE_CORE_BACKEND = "sam_python"
-
 
 class SessionRadixCache(UnifiedRadixCache):
     """Source: `sglang.srt.mem_cache.unified_radix_cache.UnifiedRadixCache`."""
@@ -170,8 +168,7 @@ class SessionRadixCache(UnifiedRadixCache):
     def node_at(self, ids: array[int], extra_key: str | None, cache_salt: str | None) -> Any | None:
         """The node that ends right after these tokens, split off if need be; None if they
         are not all cached. `ids` are whole pages."""
-        key = RadixKey(ids, extra_key, cache_salt=cache_salt)
-        result = self._match_tree(MatchPrefixParams(key=key))
+        result = self.match_tokens(ids, extra_key, cache_salt)
         node = self.tree_core.find_node(result.best_match_node)
         found = node is not None and self.tree_core.path_end(node) == len(ids)
         return node if found else None
@@ -223,19 +220,15 @@ class SessionRadixCache(UnifiedRadixCache):
         """Device tokens that a prefetch may take: free or less needed than any session that
         runs or resumes; all that resume hold at most the configured share of the pool."""
         core = self.tree_core
-        free = self._component_available_size(BASE_COMPONENT_TYPE)
-        evictable = core.full_evictable_size()
-        total = free + evictable + core.full_protected_size()
+        can_be_free = self._component_available_size(BASE_COMPONENT_TYPE)
+        can_be_free += core.full_evictable_size()
         busy, resuming = self._busy_tokens()
-        share = int(total * self.config.prefetch_pool_share)
-        return max(0, min(free + evictable - busy, share - resuming))
+        share = int(self._pool_tokens() * self.config.prefetch_pool_share)
+        return max(0, min(can_be_free - busy, share - resuming))
 
     def retainable_tokens(self) -> int:
         """Device tokens that one tenant may ask to be retained."""
-        core = self.tree_core
-        free = self._component_available_size(BASE_COMPONENT_TYPE)
-        total = free + core.full_evictable_size() + core.full_protected_size()
-        return int(total * self.config.retain_pool_share)
+        return int(self._pool_tokens() * self.config.retain_pool_share)
 
     def send_results(self, envelope_id: str, results: list[ActionResult], route: Any) -> None:
         if self.kv_hint_sink is not None:
@@ -243,6 +236,12 @@ class SessionRadixCache(UnifiedRadixCache):
             self.kv_hint_sink(KvHintsReqOutput(message_id=envelope_id, results=upstream), route)
 
     # -- inside -------------------------------------------------------------------
+
+    def _pool_tokens(self) -> int:
+        """Device tokens that are free or in the tree."""
+        core = self.tree_core
+        free = self._component_available_size(BASE_COMPONENT_TYPE)
+        return free + core.full_evictable_size() + core.full_protected_size()
 
     def _busy_tokens(self) -> tuple[int, int]:
         """Unlocked device tokens of sessions that run or resume; all of those that resume."""
