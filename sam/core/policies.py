@@ -6,6 +6,7 @@ itself (`sam.core.next_use`).
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Any
 
 from sam.core.leaf_order import LeafOrder, LeafView, User
@@ -17,7 +18,39 @@ from sam.core.shelf import Shelf
 DEFAULT_POLICY = "next-use"
 
 
-class LruLeaves(LeafOrder):
+class _StockLeaves(LeafOrder):
+    """What the two have in common: one sequence of places, put right at its head."""
+
+    @abstractmethod
+    def _head(self) -> tuple[Any, ...] | None:
+        """The place whose turn it is, the node's id last in it."""
+
+    @abstractmethod
+    def _is_right(self, node: Any, place: tuple[Any, ...]) -> bool:
+        """Whether the node still belongs there."""
+
+    def first(self, now_s: float, *, even_running: bool = True) -> Any | None:
+        self.now_s = max(self.now_s, now_s)
+        view = self.view
+        while (place := self._head()) is not None:
+            node = view.nodes.get(place[-1])
+            if node is None or not view.is_leaf(node):
+                self.discard(place[-1])
+            elif self._is_right(node, place):
+                return node
+            else:
+                self.offer(node)
+        return None
+
+    def take(self, node: Any) -> None:
+        self.discard(node.id)
+
+    def key_of(self, node: Any, now_s: float) -> NextUse:
+        time_s = self.view.time_of(self.view.when_of(node))
+        return plain_next_use(time_s, max(now_s, self.now_s), DEFAULT_PLAIN_GAP_S)
+
+
+class LruLeaves(_StockLeaves):
     """Least recently used first; users do not count."""
 
     def __init__(self, view: LeafView) -> None:
@@ -40,31 +73,17 @@ class LruLeaves(LeafOrder):
     def discard(self, node_id: int) -> None:
         self._list.discard(node_id)
 
-    def first(self, now_s: float, *, even_running: bool = True) -> Any | None:
-        self.now_s = max(self.now_s, now_s)
-        view = self.view
-        while (head := self._list.head()) is not None:
-            node = view.nodes.get(head[1])
-            if node is None or not view.is_leaf(node):
-                self._list.discard(head[1])
-            elif view.when_of(node) == head[0]:
-                return node
-            else:
-                self.offer(node)
-        return None
+    def _head(self) -> tuple[Any, ...] | None:
+        return self._list.head()
 
-    def take(self, node: Any) -> None:
-        self.discard(node.id)
-
-    def key_of(self, node: Any, now_s: float) -> NextUse:
-        time_s = self.view.time_of(self.view.when_of(node))
-        return plain_next_use(time_s, max(now_s, self.now_s), DEFAULT_PLAIN_GAP_S)
+    def _is_right(self, node: Any, place: tuple[Any, ...]) -> bool:
+        return bool(self.view.when_of(node) == place[0])
 
     def _user_changed(self, user: User) -> None:
         pass
 
 
-class SessionRefLeaves(LeafOrder):
+class SessionRefLeaves(_StockLeaves):
     """Fewest open sessions first, then least recently used: the key `(ref > 0, ref, lru)`.
 
     Source: SGLang's `--enable-session-radix-cache`, `FullComponent` of the unified cache.
@@ -96,25 +115,14 @@ class SessionRefLeaves(LeafOrder):
     def discard(self, node_id: int) -> None:
         self._shelf.discard(node_id)
 
-    def first(self, now_s: float, *, even_running: bool = True) -> Any | None:
-        self.now_s = max(self.now_s, now_s)
-        view = self.view
-        while (entry := self._shelf.head()) is not None:
-            node = view.nodes.get(entry[2])
-            if node is None or not view.is_leaf(node):
-                self._shelf.discard(entry[2])
-            elif entry[1] == view.when_of(node) and entry[0] == self._n_open(node):
-                return node
-            else:
-                self.offer(node)
-        return None
+    def _head(self) -> tuple[Any, ...] | None:
+        return self._shelf.head()
 
-    def take(self, node: Any) -> None:
-        self.discard(node.id)
+    def _is_right(self, node: Any, place: tuple[Any, ...]) -> bool:
+        return bool(place[1] == self.view.when_of(node) and place[0] == self._n_open(node))
 
     def key_of(self, node: Any, now_s: float) -> NextUse:
-        time_s = self.view.time_of(self.view.when_of(node))
-        key = plain_next_use(time_s, max(now_s, self.now_s), DEFAULT_PLAIN_GAP_S)
+        key = super().key_of(node, now_s)
         return NextUse(NextUseRank.QUEUED, key.use_in_s) if self._n_open(node) else key
 
     def _n_open(self, node: Any) -> int:
