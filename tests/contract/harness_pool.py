@@ -61,13 +61,17 @@ def attach(
 
 
 def wait(rig, done):
-    """The first page hash of a machine compiles an extension: that takes a while."""
+    """The first page hash of a machine compiles an extension: that takes a while.
+
+    Looks after a pause, not right after a step: a step may hand the worker thread new work
+    (renewals are due in every one), which it can only begin when this thread sleeps.
+    """
     until = time.monotonic() + 120
     while time.monotonic() < until:
         rig.step()
+        time.sleep(0.001)
         if done():
             return
-        time.sleep(0.001)
     raise AssertionError("the pool does not answer")
 
 
