@@ -14,8 +14,9 @@ setup: ## make .venv with SGLang for the CPU and what the tests need
 patch: setup ## apply the patches to .venv and prove them
 	scripts/apply_patches.sh apply && scripts/apply_patches.sh check
 
-check: $(DEV)/ready ## lint, types, spelling, patch rules: what pre-commit runs
+check: $(DEV)/ready ## lint, types, spelling, patch rules (pre-commit); the documents build
 	$(DEV)/bin/pre-commit run --all-files
+	scripts/docs.sh
 
 fast: ## tests without a server: a minute or two
 	scripts/test.sh --fast
