@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from sam.sim import policies, traces
 from sam.sim.costs import Costs
-from sam.sim.loop import AT_ONCE, FCFS, LPM, SERVICES
+from sam.sim.loop import FCFS, INSTANT, LPM, ORDERS
 from sam.sim.replay import Hints
 from sam.sim.report import summary, table
 from sam.sim.runner import BASE, Answer, Experiment, Question
@@ -128,8 +128,11 @@ def _add_engine(p: argparse.ArgumentParser) -> None:
     about = "in multiples of the device tier (default: none)"
     add("--host", type=ratio, default=0.0, metavar="R", help=f"host tier, {about}")
     add("--pool", type=ratio, default=0.0, metavar="R", help=f"pool, {about}")
-    about = "requests come as if little were computed (at-once), or as an engine under LRU serves"
-    add("--order", choices=SERVICES, default=AT_ONCE, help=about)
+    about = (
+        "requests are points in time (instant, the default), hold memory until they are answered "
+        "(at-once), or come as an engine under LRU serves them (fcfs, lpm)"
+    )
+    add("--order", choices=ORDERS, default=INSTANT, help=about)
     about = "who is next in the estimate of times"
     add("--service", choices=(FCFS, LPM), default=FCFS, help=about)
     add("--no-times", action="store_true", help="no estimate of TTFT")

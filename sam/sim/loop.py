@@ -4,23 +4,26 @@ Owns arrivals, the queue, admission and the engine's time. Must never evict anyt
 request finds comes from a `Finder`, a cache or a record of one.
 
 The engine computes one prompt at a time, decodes all admitted requests side by side, and
-admits a request only if the prompts of all that run fit into the device tier together.
+admits a request only if the prompts of all that run fit into the device tier together. With
+`INSTANT` there is no engine: a request is a point in time, and what it took in the recording
+passes before the session's next one.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from functools import partial
 from heapq import heappop, heappush
 from typing import NamedTuple, Protocol
 
 from sam.sim.costs import Costs
 from sam.sim.schedule import Kind, PageSet, Schedule
-from sam.sim.trace import Session, Trace
+from sam.sim.trace import Session, Trace, Turn
 
 STAGGER_S = 60.0
-FCFS, LPM, AT_ONCE = "fcfs", "lpm", "at-once"
-SERVICES = (FCFS, LPM, AT_ONCE)
+FCFS, LPM, AT_ONCE, INSTANT = "fcfs", "lpm", "at-once", "instant"
+ORDERS = (INSTANT, AT_ONCE, FCFS, LPM)
 _COMPUTED = 3  # the prompt is computed; beside the kinds of `Kind`
 
 
@@ -34,6 +37,11 @@ class Pages(NamedTuple):
     @property
     def total(self) -> int:
         return self.device + self.host + self.pool
+
+
+def took_s(request: Turn, costs: Costs) -> float:
+    """Seconds from arrival to answer: as recorded, else what the output takes to decode."""
+    return costs.decode_s(request) if request.took_s is None else request.took_s
 
 
 class Finder(Protocol):
@@ -81,6 +89,8 @@ class ClosedLoop:
     ) -> None:
         self.params = params
         self.schedule = Schedule(trace.page_tokens)
+        if params.service == INSTANT:
+            self.schedule.took_s = partial(took_s, costs=params.costs)
         self.total = len(trace.sessions) if total is None else total
         self._sessions = _queue_of_sessions(trace.sessions, self.total, seed)
         self._stagger = random.Random(f"stagger {seed}")
@@ -103,6 +113,9 @@ class ClosedLoop:
             if kind == Kind.ARRIVED:
                 self.schedule.record(Kind.ARRIVED, run, turn, time_s)
                 finder.arrived(run, turn, time_s)
+                if self.params.service == INSTANT:
+                    self._serve(run, turn, time_s, finder)
+                    continue
                 self._queue.append((run, turn, time_s))
             elif kind == _COMPUTED:
                 self._computing = False
@@ -155,11 +168,25 @@ class ClosedLoop:
         self._push(time_s + compute_s + costs.decode_s(request), Kind.ANSWERED, run, turn)
         return True
 
+    def _serve(self, run: int, turn: int, time_s: float, finder: Finder) -> None:
+        """A request that holds memory at one moment only."""
+        self.schedule.record(Kind.STARTED, run, turn, time_s)
+        self.schedule.ttft_s.append(0.0)
+        finder.started(run, turn, time_s)
+        self.schedule.record(Kind.ANSWERED, run, turn, time_s)
+        finder.answered(run, turn, time_s)
+        request = self.schedule.sessions[run].turns[turn]
+        self._go_on(run, turn, time_s + self.schedule.took_s(request))
+
     def _answer(self, run: int, turn: int, time_s: float, finder: Finder) -> None:
         self.schedule.record(Kind.ANSWERED, run, turn, time_s)
         finder.answered(run, turn, time_s)
         self._running.drop(self.schedule.path(run, turn))
         self._n_running -= 1
+        self._go_on(run, turn, time_s)
+
+    def _go_on(self, run: int, turn: int, time_s: float) -> None:
+        """What follows an answer at `time_s`: the next turn, sub-agents, or another session."""
         turns = self.schedule.sessions[run].turns
         if turn + 1 < len(turns):
             for place, (after_s, sub) in enumerate(turns[turn + 1].subs):
@@ -201,13 +228,14 @@ class AllFound:
 
 def as_recorded(trace: Trace) -> Schedule:
     """Every request at its recorded time, answered at once; nobody waits."""
-    schedule = Schedule(trace.page_tokens)
+    schedule = Schedule(trace.page_tokens, lambda turn: turn.took_s or 0.0)
     events = []
     for session in trace.sessions:
         run, time_s = schedule.add_run(session, len(schedule.sessions)), session.start_s
         for turn, request in enumerate(session.turns):
             time_s += request.think_s if turn else 0.0
             events.append((time_s, request.order, run, turn))
+            time_s += schedule.took_s(request)
     for time_s, _, run, turn in sorted(events):
         for kind in (Kind.ARRIVED, Kind.STARTED, Kind.ANSWERED):
             schedule.record(kind, run, turn, time_s)

@@ -89,15 +89,13 @@ class PolicyFinder:
         return pages
 
     def answered(self, run: int, turn: int, time_s: float) -> None:
-        turns = self._schedule.sessions[run].turns
+        idle_s = self._schedule.idle_s(run, turn)
         hint_s = None
-        is_last = turn + 1 == len(turns)
-        if self._hints is not None and not is_last:
-            idle_s = turns[turn + 1].think_s
+        if self._hints is not None:
             hint_s = self._hints.for_answer(self._seed, run, turn, idle_s)
-        request = turns[turn]
+        request = self._schedule.sessions[run].turns[turn]
         self._policy.answer(run, time_s, request.label, hint_s, request.says_end)
-        if is_last:
+        if idle_s is None:
             self._policy.over(run)
 
 

@@ -17,6 +17,7 @@ from sam.sim.limits import ceiling_hits, futures, min_hits
 from sam.sim.loop import (
     AT_ONCE,
     FCFS,
+    INSTANT,
     AllFound,
     ClosedLoop,
     LoopParams,
@@ -52,7 +53,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     pool_ratio: float = 0.0
     hints: Hints | None = None
     costs: Costs = Costs()
-    order: str = AT_ONCE
+    order: str = INSTANT
     service: str = FCFS
     total: int | None = None
     warmup: float = 0.0
@@ -135,10 +136,11 @@ class Experiment:
             schedule = as_recorded(self.trace)
             self._set_capacity(schedule)
             return schedule
-        loop = self._loop(None, AT_ONCE, self._n_sessions_to_measure())
+        unhindered = INSTANT if question.order == INSTANT else AT_ONCE
+        loop = self._loop(None, unhindered, self._n_sessions_to_measure())
         self._set_capacity(loop.run(AllFound(loop)))
         loop = self._loop(self.tiers_pages[0], question.order, question.total)
-        if question.order == AT_ONCE:
+        if question.order in (INSTANT, AT_ONCE):
             return loop.run(AllFound(loop))
         policy = policies.create(BASE, Setup(tiers_pages=self.tiers_pages))
         return loop.run(PolicyFinder(loop.schedule, policy, seed=self.seed))

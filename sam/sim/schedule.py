@@ -7,10 +7,10 @@ policy is replayed over it: the limits are those of exactly this order.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from enum import IntEnum
 
-from sam.sim.trace import Path, Session
+from sam.sim.trace import Path, Session, Turn
 
 
 class Kind(IntEnum):
@@ -31,11 +31,15 @@ class Schedule:
 
     `identities[run]` is the same for the same run of another schedule of the same sessions.
     `ttft_s`: seconds from arrival to the first token, per request in order of start, in the
-    loop that made the schedule.
+    loop that made the schedule. `took_s(turn)`: seconds that pass after an answer before the
+    idle time proper, where answers are given at once.
     """
 
-    def __init__(self, page_tokens: int) -> None:
+    def __init__(
+        self, page_tokens: int, took_s: Callable[[Turn], float] = lambda turn: 0.0
+    ) -> None:
         self.page_tokens = page_tokens
+        self.took_s = took_s
         self.sessions: list[Session] = []
         self.identities: list[Hashable] = []
         self.ttft_s = array("d")
@@ -84,6 +88,13 @@ class Schedule:
         first = self._streams_from[run]
         path = self.sessions[run].turns[turn].path
         return [(first + s if s >= 0 else s, n) for s, n in path]
+
+    def idle_s(self, run: int, turn: int) -> float | None:
+        """Seconds from the answer of a request to the next one of its run; None after the last."""
+        turns = self.sessions[run].turns
+        if turn + 1 == len(turns):
+            return None
+        return self.took_s(turns[turn]) + turns[turn + 1].think_s
 
     def add_run(self, session: Session, identity: Hashable) -> int:
         self.sessions.append(session)

@@ -28,6 +28,7 @@ class TraceError(Exception):
 class Turn(msgspec.Struct, frozen=True, kw_only=True):
     """One request. `think_s` passes between the answer before it and its arrival.
 
+    `took_s`: from its arrival to its answer, where that was recorded.
     `label`: why the session waits after it (`sam.core.gaps.label_of`). `says_end`: the
     client ends the session after it, truly or not. `subs`: sub-agents, each with its start
     in seconds after the answer before this turn. `order`: place in the file, where that
@@ -38,6 +39,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     input_tokens: int
     output_tokens: int = 0
     think_s: float = 0.0
+    took_s: float | None = None
     label: str = LABEL_OTHER
     says_end: bool = False
     subs: tuple[tuple[float, Session], ...] = ()

@@ -62,7 +62,7 @@ def read(records: Any, where: str) -> Trace:
 def _session(name: str, requests: list[_Request], scope: str, trie: BlockTrie) -> Session:
     turns: list[Turn] = []
     subs: list[tuple[float, Session]] = []
-    answered_s, has_asked = 0.0, False
+    answered_s, waited_s, has_asked = 0.0, 0.0, False
     for n, request in enumerate(requests):
         if request.type == "subagent":
             child = f"{name}/{request.agent_id or n}"
@@ -71,13 +71,16 @@ def _session(name: str, requests: list[_Request], scope: str, trie: BlockTrie) -
             if sub.turns:
                 subs.append((max(request.t - answered_s, 0.0), sub))
             continue
-        if request.input_tokens < 1:
-            continue
         think_s = request.think_time
         if think_s is None:
             think_s = request.t - answered_s if has_asked else 0.0
-        turns.append(_turn(request, max(think_s, 0.0), tuple(subs), scope, trie))
-        subs, has_asked = [], True
+        waited_s += max(think_s, 0.0)
+        if request.input_tokens < 1:  # a call that failed
+            waited_s += request.api_time or 0.0
+            answered_s = request.t + (request.api_time or 0.0)
+            continue
+        turns.append(_turn(request, waited_s, tuple(subs), scope, trie))
+        subs, has_asked, waited_s = [], True, 0.0
         answered_s = request.t + (request.api_time or 0.0)
     if turns:
         turns[-1] = msgspec.structs.replace(turns[-1], says_end=True)
@@ -97,6 +100,7 @@ def _turn(
         input_tokens=request.input_tokens,
         output_tokens=request.out,
         think_s=think_s,
+        took_s=request.api_time,
         label=label_of(_FINISH.get(request.stop or "", request.stop)),
         subs=subs,
     )

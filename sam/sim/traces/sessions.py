@@ -3,7 +3,8 @@
 Owns the reading of this project's own trace format. Sessions with the same first model and
 the same `shared_prefix` (tokens of tools and system prompt) are taken to share that prefix.
 A turn has `think` and `api` seconds, or only a `gap`; `stop` gives the label of the idle
-time after it; `tool` may name the tool that was called.
+time after it; `tool` may name the tool that was called. A turn without prompt tokens is a
+call that failed: it is left out, and its seconds and sub-agents go to the next turn.
 """
 
 from __future__ import annotations
@@ -72,15 +73,20 @@ def session_of(raw: _Session, shared: SharedNames, model: list[str], where: str)
     """A session with its sub-agents. Raises TraceError for impossible numbers."""
     name = shared[(*model, raw.shared_prefix)] if raw.shared_prefix >= PAGE_TOKENS else None
     context = ContextBuilder(name, raw.shared_prefix // PAGE_TOKENS)
+    last = max((i for i, turn in enumerate(raw.turns) if turn.input_tokens), default=-1)
     turns: list[Turn] = []
+    subs: tuple[tuple[float, Session], ...] = ()
+    waited_s, answered_s = 0.0, 0.0
     for i, turn in enumerate(raw.turns):
         if turn.input_tokens < 0 or turn.keep < 0 or turn.out < 0:
             raise TraceError(f"{where}: turn {i}: impossible token counts")
+        subs += _subs(turn, answered_s, shared, model, where)
+        waited_s += _waited_s(turn)
         if not turn.input_tokens:
-            continue  # a call that failed
-        is_last = not any(later.input_tokens for later in raw.turns[i + 1 :])
-        answered_s = raw.turns[i - 1].t + (raw.turns[i - 1].api or 0.0) if i else 0.0
-        turns.append(_turn(turn, context, is_last, _subs(turn, answered_s, shared, model, where)))
+            waited_s += turn.api or 0.0
+            continue
+        turns.append(_turn(turn, context, waited_s, i == last, subs))
+        subs, waited_s, answered_s = (), 0.0, turn.t + (turn.api or 0.0)
     return Session(
         name=raw.sid or raw.agent, turns=tuple(turns), start_s=raw.t, n_streams=context.n_streams
     )
@@ -95,16 +101,26 @@ def _subs(
     )
 
 
-def _turn(
-    raw: _Turn, context: ContextBuilder, is_last: bool, subs: tuple[tuple[float, Session], ...]
-) -> Turn:
+def _waited_s(raw: _Turn) -> float:
+    """Seconds between the answer before a turn and the turn."""
     think_s = raw.think if raw.think is not None else raw.gap
+    return max(think_s or 0.0, 0.0)
+
+
+def _turn(
+    raw: _Turn,
+    context: ContextBuilder,
+    waited_s: float,
+    is_last: bool,
+    subs: tuple[tuple[float, Session], ...],
+) -> Turn:
     finish = FINISH_TOOL_CALLS if raw.tool else _FINISH.get(raw.stop or "", raw.stop)
     return Turn(
         path=context.turn(raw.keep // PAGE_TOKENS, raw.input_tokens // PAGE_TOKENS),
         input_tokens=raw.input_tokens,
         output_tokens=raw.out,
-        think_s=max(think_s or 0.0, 0.0),
+        think_s=waited_s,
+        took_s=raw.api,
         label=label_of(finish, raw.tool),
         says_end=is_last or raw.end,
         subs=subs,
