@@ -41,6 +41,8 @@ class SamConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_in_flight_actions: int = 512
     max_in_flight_actions_per_tenant: int = 0
     max_pending_ranges: int = 64
+    hint_rate_per_s: float = 500.0
+    hint_burst: int = 0
     strict_hints: bool = False
     max_remembered_actions: int = 4_096
     hint_result_ttl_s: float = 300.0
@@ -53,6 +55,10 @@ class SamConfig(msgspec.Struct, frozen=True, kw_only=True):
     def in_flight_per_tenant(self) -> int:
         """Actions of one tenant on their way to the scheduler; unless set, half of all."""
         return self.max_in_flight_actions_per_tenant or max(1, self.max_in_flight_actions // 2)
+
+    def burst(self) -> float:
+        """Hint actions of one owner that may come at once; unless set, two seconds' worth."""
+        return self.hint_burst or max(1.0, 2 * self.hint_rate_per_s)
 
     def session_limits(self) -> SessionLimits:
         return SessionLimits(
@@ -81,6 +87,8 @@ HELP = {
     "max_in_flight_actions": "actions the scheduler has not yet looked at; more are dropped",
     "max_in_flight_actions_per_tenant": "of these, of one owner; 0: half of them",
     "max_pending_ranges": "ranges that wait to be mapped to tokens; more are dropped",
+    "hint_rate_per_s": "hint actions a second of one owner; more are dropped; 0: no bound",
+    "hint_burst": "of these, how many may come at once; 0: two seconds' worth",
     "strict_hints": "answer malformed hints with 400 instead of serving without them",
     "max_remembered_actions": "outcomes kept for idempotency by message and action id",
     "hint_result_ttl_s": "how long GET /kv_hints/{message_id} knows a message",

@@ -4,9 +4,9 @@ import pytest
 
 pytest.importorskip("sglang")
 
-from test_ingress_parts import MANAGE_EVICT, Server, caller, chat, envelope
+from test_ingress_parts import MANAGE_EVICT, Server, actions_of, body_of, caller, chat, envelope
 
-from sam.srt.entrypoints.admission import Admission
+from sam.srt.entrypoints.admission import Admission, HintRate
 
 
 def fill(server, tenant, n):
@@ -18,6 +18,7 @@ def fill(server, tenant, n):
 
 
 ACCEPTED, OVERLOADED = ("accepted", ""), ("dropped", "overloaded")
+LIMITED = ("dropped", "rate_limited")
 
 
 def test_too_much_at_once_is_dropped_not_queued():
@@ -72,3 +73,63 @@ def test_one_message_id_used_again_does_not_widen_the_bound(bound):
     for one in server.sent:
         server.ingress.on_results(one.message_id, [])
     assert server.ingress.dispatch._in_flight.n == 0 and not server.ingress.dispatch._sent
+
+
+def test_a_rate_refills_with_time_and_a_message_may_overdraw_it():
+    rate = HintRate(per_s=10.0, burst=20.0)
+    assert rate.take("a", 19, 0.0) and rate.take("a", 67, 0.0)
+    assert not rate.take("a", 1, 6.5) and rate.take("b", 1, 6.5)
+    assert rate.take("a", 1, 6.75) and rate.take("a", 0, 6.75)
+    assert [rate.take("a", 20, t) for t in (100.0, 50.0, 100.0, 101.0)] == [
+        True, False, False, True,
+    ]  # fmt: skip
+
+
+def test_over_a_long_time_no_client_has_more_than_its_rate():
+    rate = HintRate(per_s=10.0, burst=20.0)
+    taken = sum(67 for i in range(100_000) if rate.take("a", 67, i / 100))
+    assert 10_000 <= taken <= 10_000 + 20 + 67
+
+
+def test_a_rate_of_zero_is_no_bound_and_holds_nothing():
+    rate = HintRate(per_s=0.0, burst=0.0)
+    assert all(rate.take("a", 1000, 0.0) for _ in range(100)) and not len(rate)
+
+
+def test_what_is_known_of_rates_is_bounded():
+    rate = HintRate(per_s=1.0, burst=1.0)
+    assert all(rate.take(f"client-{i}", 1, 0.0) for i in range(10_000))
+    assert len(rate) == 4_096 and not rate.take("client-9999", 1, 0.0)
+
+
+def test_hints_beyond_a_clients_rate_are_dropped_and_counted():
+    server = Server(hint_rate_per_s=0.001, hint_burst=3)
+    assert fill(server, "key-a/ns-1", 5) == [ACCEPTED] * 3 + [LIMITED] * 2
+    assert fill(server, "key-a/ns-2", 1) == [LIMITED]
+    assert fill(server, "key-b", 1) == [ACCEPTED]
+    hint = {"session_id": "s", "context_management": MANAGE_EVICT}
+    for _ in range(4):
+        reply = server.openai(chat(hint, messages=[]), caller())
+    (action,) = body_of(reply)["kv_hints"]["actions"]
+    assert reply.status_code == 200 and (action["status"], action["reason"]) == LIMITED
+    assert len(server.sent) == 3 + 1 + 3
+    counted = server.ingress.metrics.snapshot()
+    assert counted["rejected_by_reason"] == {"rate_limited": 4}
+    assert counted["accepted_actions"] == 7
+
+
+def test_an_inference_beyond_the_rate_is_bound_and_served_without_its_edits():
+    server = Server(hint_rate_per_s=0.001, hint_burst=1)
+    hint = {"session_id": "s", "expected_idle_s": 3.0, "context_management": {
+        "edits": [{"type": "offload", "target": "session"}]}}  # fmt: skip
+    carried = [actions_of(server.openai(chat(hint), caller()).kv_hints) for _ in range(3)]
+    kinds = [[action.kind.value for action in actions] for actions in carried]
+    bind = "session.bind"
+    assert kinds == [[bind, "session.expect", "session.demote"], [bind], [bind]]
+    assert server.ingress.metrics.snapshot()["rejected_by_reason"] == {"rate_limited": 2}
+
+
+@pytest.mark.parametrize("rate, burst, at_once", [(500.0, 0, 1000), (0.1, 0, 1), (5.0, 7, 7)])
+def test_the_burst_is_two_seconds_unless_set(rate, burst, at_once):
+    server = Server(hint_rate_per_s=rate, hint_burst=burst)
+    assert server.ingress.config.burst() == at_once

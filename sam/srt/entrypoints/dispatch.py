@@ -19,7 +19,7 @@ from sglang.srt.managers.kv_hints import decode_kv_hints_envelope
 from sam.config import SamConfig
 from sam.core.actions import ActionKind
 from sam.core.validation import HintError
-from sam.srt.entrypoints.admission import Admission
+from sam.srt.entrypoints.admission import Admission, HintRate
 from sam.srt.entrypoints.after import RequestEnds
 from sam.srt.entrypoints.envelopes import (
     envelope_of,
@@ -39,6 +39,7 @@ logger = logging.getLogger(__name__)
 
 OVERLOADED = "overloaded"
 PARALLEL_SAMPLES = "parallel_samples"
+RATE_LIMITED = "rate_limited"
 
 
 class HintDispatch:
@@ -61,6 +62,7 @@ class HintDispatch:
         self._rendering = Admission(
             total=config.max_pending_ranges, per_client=max(1, config.max_pending_ranges // 2)
         )
+        self._rate = HintRate(per_s=config.hint_rate_per_s, burst=config.burst())
         self._ranges = RangeQueue()
         self._ends = RequestEnds(tokenizer_manager)
         self._sent: dict[str, deque[object]] = {}
@@ -112,7 +114,7 @@ class HintDispatch:
         """Actions that ride on the request, and those from the first range on, which follow.
         What binds the request to its session always rides on it."""
         refused = surplus(envelope["actions"]) | refuse(envelope["actions"], body)
-        actions = self._open(message_id, envelope["actions"], tenant, refused)
+        actions = self._open(message_id, envelope["actions"], tenant, refused, rides=True)
         first = next((i for i, a in enumerate(actions) if is_range(a)), len(actions))
         late = [a for a in actions[first:] if a["action_type"] == ActionKind.BIND]
         follow = [a for a in actions[first:] if a["action_type"] != ActionKind.BIND]
@@ -155,17 +157,32 @@ class HintDispatch:
         actions: list[dict[str, Any]],
         tenant: str,
         refused: dict[str, HintError],
+        *,
+        rides: bool = False,
     ) -> list[dict[str, Any]]:
-        """Remember actions, accepted or refused at once; returns the accepted ones."""
+        """Remember actions: taken, refused at once, or too many for their client's rate, of
+        which what binds an inference that it `rides` on is none; returns those taken."""
+        ready = [action for action in actions if action["action_id"] not in refused]
+        free = [a for a in ready if rides and a["action_type"] == ActionKind.BIND]
+        n_counted = len(ready) - len(free)
+        if not self._rate.take(client_of(tenant), n_counted, time.monotonic()):
+            self._metrics.rejected(RATE_LIMITED)
+            ready = free
+        taken = {action["action_id"] for action in ready}
         known = []
         for action in actions:
             error = refused.get(action["action_id"])
-            known += [refusal(action, error)] if error else outcomes([action], "accepted")
+            if error:
+                known.append(refusal(action, error))
+            elif action["action_id"] in taken:
+                known += outcomes([action], "accepted")
+            else:
+                known += outcomes([action], "dropped", RATE_LIMITED)
         for error in refused.values():
             self._metrics.rejected(error.reason.value)
         self._results.open(message_id, tenant, known, time.time())
-        self._metrics.accepted(len(actions) - len(refused))
-        return [action for action in actions if action["action_id"] not in refused]
+        self._metrics.accepted(len(ready))
+        return ready
 
     def _take(self, tenant: str, actions: list[dict[str, Any]]) -> object | None:
         """A place on the way to the scheduler; None if there is none. Each submission has its
