@@ -121,6 +121,27 @@ class PageLedger:
         n_current, n_left = len(record.pages) // PAGE_BYTES, len(record.left)
         return n_current + n_left, max(0, n_current - self._first_private(record)) + n_left
 
+    def owners(self) -> list[Hashable]:
+        """Sessions that have a record, the longest unseen first."""
+        return list(self._records)
+
+    def parts(self, owner: Hashable) -> tuple[int, dict[bytes, int]]:
+        """(private pages, the leading ones that are not): of those, by the last page of each
+        group, how many there are up to it. O(leading pages / group)."""
+        record = self._records.get(owner)
+        if record is None:
+            return 0, {}
+        n_current = len(record.pages) // PAGE_BYTES
+        n_leading = min(n_current, self._first_private(record))
+        ends = [*range(self.group_pages, n_leading + 1, self.group_pages)]
+        if n_leading % self.group_pages:
+            ends.append(n_leading)
+        leading, start = {}, 0
+        for end in ends:
+            leading[record.pages[(end - 1) * PAGE_BYTES : end * PAGE_BYTES]] = end - start
+            start = end
+        return n_current - n_leading + len(record.left), leading
+
     def cut(self, owner: Hashable, n_pages: int) -> None:
         """The session's branches end after so many pages; its own beyond are gone."""
         record = self._records.get(owner)
