@@ -82,6 +82,7 @@ class Soak:
         self.verdict = Verdict()
         self._until = 0.0
         self._empty: Mapping[str, Any] = {}
+        self._n_told = 0
 
     def run(self) -> None:
         """Raises ServerFailed if the server dies; findings go into the verdict."""
@@ -124,7 +125,11 @@ class Soak:
         if is_quiet and (is_last or verdict.n_pauses % _FLUSH_EVERY == 0):
             self._flush()
         left_s = max(0.0, self._until - time.monotonic())
-        n = sum(verdict.load.counts.values())
+        load = verdict.load
+        for text in load.failures[self._n_told :]:
+            self.log.print(f"FAILED: {text}", style="red", markup=False)
+        self._n_told = len(load.failures)
+        n = sum(load.counts.values())
         self.log.print(
             f"{left_s / 60:.1f} min left, {n} requests, {len(verdict.all_failures)} failures"
         )

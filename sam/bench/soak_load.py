@@ -92,8 +92,10 @@ class Load:
 
     async def run(self, until: Callable[[], bool]) -> None:
         """Work while the gate is open, until `until()`; raises nothing for a failed request."""
+        # Shorter than the server keeps an idle connection: a pause must not end in a race.
+        limits = httpx.Limits(max_connections=None, keepalive_expiry=1.0)
         async with httpx.AsyncClient(
-            base_url=self.url, timeout=180, limits=httpx.Limits(max_connections=None)
+            base_url=self.url, timeout=180, limits=limits
         ) as self.client:
             async with asyncio.TaskGroup() as tasks:
                 for _ in range(self.clients):

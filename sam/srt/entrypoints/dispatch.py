@@ -109,28 +109,39 @@ class HintDispatch:
     # -- with an inference --------------------------------------------------------
 
     def open_inference(
-        self, message_id: str, envelope: dict[str, Any], tenant: str, body: ChatBody | None
+        self,
+        message_id: str,
+        envelope: dict[str, Any],
+        tenant: str,
+        body: ChatBody | None,
+        n_held: int = 0,
     ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        """Actions that ride on the request, and those from the first range on, which follow.
-        What binds the request to its session always rides on it."""
+        """Actions that ride on the request, and those that follow: the first `n_held`, and all
+        from the first range on. What binds the request to its session always rides on it."""
         refused = surplus(envelope["actions"]) | refuse(envelope["actions"], body)
+        held = {action["action_id"] for action in envelope["actions"][:n_held]}
         actions = self._open(message_id, envelope["actions"], tenant, refused, rides=True)
-        first = next((i for i, a in enumerate(actions) if is_range(a)), len(actions))
-        late = [a for a in actions[first:] if a["action_type"] == ActionKind.BIND]
-        follow = [a for a in actions[first:] if a["action_type"] != ActionKind.BIND]
-        return [*actions[:first], *late], follow
+        ride, follow = [], []
+        for action in actions:
+            waits = action["action_id"] in held or is_range(action) or any(map(is_range, follow))
+            binds = action["action_type"] == ActionKind.BIND
+            (follow if waits and not binds else ride).append(action)
+        return ride, follow
 
     def edit_after(
         self, obj: Any, envelope: dict[str, Any], tenant: str, body: ChatBody | None
     ) -> None:
-        """Resolve ranges while the request of `obj` runs; send them when it is over."""
+        """Send actions when the request of `obj` is over; ranges are resolved while it runs."""
         wire, actions = envelope["message_id"], envelope["actions"]
         if is_parallel(obj.sampling_params):
             self._settle(wire, outcomes(actions, "dropped", PARALLEL_SAMPLES))
             return
         resolved: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        work = partial(resolve, actions, body, _tokens_of(obj))
-        if not self._render((), tenant, work, resolved.set_result):
+        if not any(map(is_range, actions)):
+            resolved.set_result(None)
+        elif not self._render(
+            (), tenant, partial(resolve, actions, body, _tokens_of(obj)), resolved.set_result
+        ):
             self._settle(wire, outcomes(actions, "dropped", OVERLOADED))
             return
         task = asyncio.get_running_loop().create_task(

@@ -1,10 +1,12 @@
 """Shapes on the way from a request to the scheduler and back: envelopes, actions, outcomes.
 
-Owns how they look as plain dicts. Must never keep anything, nor read a clock.
+Owns how they look as plain dicts, and what of them is about one prompt of several. Must never
+keep anything, nor read a clock.
 """
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterable
 from typing import Any
 
@@ -12,8 +14,9 @@ import msgspec
 from sglang.srt.managers.kv_hints import KvHintAction, decode_kv_hints_envelope
 
 from sam.core.actions import ActionKind
-from sam.core.hints import PROTOCOL_VERSION
+from sam.core.hints import PROTOCOL_VERSION, AgentHint, lower
 from sam.core.validation import DEFAULT_LIMITS, HintError, HintReason
+from sam.srt.entrypoints.results import wire_id
 from sam.srt.managers.bindings import PARALLEL_ACTION
 
 HINT_ACTION = "agent_hint"
@@ -40,6 +43,44 @@ def envelope_of(message_id: str, actions: list[dict[str, Any]]) -> dict[str, Any
         "message_id": message_id,
         "actions": actions,
     }
+
+
+def joined(
+    hint: AgentHint | None,
+    own: dict[str, Any] | None,
+    tenant: str,
+    now_s: float,
+    *,
+    manage_only: bool,
+) -> dict[str, Any]:
+    """One envelope of the lowered hint and then the client's own actions, if any."""
+    wire = own["message_id"] if own is not None else wire_id(tenant, uuid.uuid4().hex)
+    actions: list[dict[str, Any]] = []
+    if hint is not None:
+        actions = lower(
+            hint, message_id=wire, now_s=now_s, tenant=tenant, manage_only=manage_only
+        )["actions"]
+    if own is not None:
+        for action in actions:
+            action["action_id"] = f"hint-{action['action_id']}"
+        actions += own["actions"]
+    return envelope_of(wire, actions)
+
+
+def bind_only(hint: AgentHint) -> AgentHint:
+    """The hint for one more request of the same body: whose it is, and nothing to do."""
+    return msgspec.structs.replace(hint, edits=(), expected_idle_s=None, cache_control=None)
+
+
+def n_held(obj: Any, envelope: dict[str, Any], own: dict[str, Any] | None) -> int:
+    """How many of a joined envelope's actions, from the first, are about all prompts of the
+    body together: the hint's where each prompt has an envelope of its `own`, else all. With
+    several answers to each prompt the scheduler sees to that."""
+    if n_prompts(obj) == 1:
+        return 0
+    if isinstance(obj.kv_hints, list):
+        return len(envelope["actions"]) - len(own["actions"] if own is not None else ())
+    return 0 if is_parallel(obj.sampling_params) else len(envelope["actions"])
 
 
 def check_encodable(envelope: dict[str, Any]) -> None:
@@ -97,9 +138,27 @@ def fitting(obj: Any) -> Any:
     hints = obj.kv_hints
     if not isinstance(hints, list) or not hints:
         return hints or None
-    ids = obj.input_ids
-    batch = isinstance(obj.text, list) or (bool(ids) and isinstance(ids[0], list))
-    return hints if batch else {"kv_hints": "a list, for a single request"}
+    return hints if _batch_of(obj) is not None else {"kv_hints": "a list, for a single request"}
+
+
+def n_prompts(obj: Any) -> int:
+    """How many prompts the body brings, each of which becomes a request."""
+    batch = _batch_of(obj)
+    return 1 if batch is None else len(batch)
+
+
+def _batch_of(obj: Any) -> list[Any] | None:
+    """The list of prompts, where the body brings one.
+
+    Source: `GenerateReqInput._determine_batch_size`.
+    """
+    if obj.text is not None:
+        return obj.text if isinstance(obj.text, list) else None
+    prompts = obj.input_ids if obj.input_ids is not None else obj.input_embeds
+    first: Any = prompts
+    for _ in range(1 if obj.input_ids is not None else 2):
+        first = first[0] if isinstance(first, list) and first else None
+    return prompts if isinstance(first, list) else None
 
 
 def outcomes(

@@ -22,7 +22,6 @@ from sam.core.hints import (
     AgentHint,
     HintError,
     is_manage,
-    lower,
     parse_agent_hint,
     stamp_envelope,
 )
@@ -30,11 +29,14 @@ from sam.core.validation import DEFAULT_LIMITS, HintReason, check_id
 from sam.srt.entrypoints.dispatch import HintDispatch
 from sam.srt.entrypoints.envelopes import (
     CarriedHint,
+    bind_only,
     check_encodable,
     envelope_of,
     fitting,
     is_parallel,
+    joined,
     marked,
+    n_held,
     rejected_hint,
     shown,
 )
@@ -104,10 +106,7 @@ class AgentHintIngress(KvHintIngress):
             kv_hints = self.manage(hint, tenant, None, fitting(obj))
             return generate_reply(kv_hints["message_id"], kv_hints)
         try:
-            later: list[dict[str, Any]] = []
-            obj.kv_hints = self._lower_inference(hint, fitting(obj), tenant, body, later)
-            for envelope in later:
-                self.dispatch.edit_after(obj, envelope, tenant, body)
+            obj.kv_hints = self._lower_inference(obj, hint, tenant, body)
             if is_parallel(obj.sampling_params):
                 obj.kv_hints = marked(obj.kv_hints)
         except Exception:
@@ -146,7 +145,7 @@ class AgentHintIngress(KvHintIngress):
             own = self._stamp_client(kv_hints, tenant, now_s)
             if error is not None and own is None:
                 return self._rejection(error, tenant)
-            envelope = _joined(hint, own, tenant, now_s, manage_only=True)
+            envelope = joined(hint, own, tenant, now_s, manage_only=True)
             if error is not None:
                 self._report_beside([envelope["message_id"]], error, tenant)
             message_id = client_id(tenant, envelope["message_id"])
@@ -230,22 +229,18 @@ class AgentHintIngress(KvHintIngress):
         return carried[0].body
 
     def _lower_inference(
-        self,
-        raw_hint: object,
-        kv_hints: object,
-        tenant: str,
-        body: ChatBody | None,
-        later: list[dict[str, Any]],
+        self, obj: Any, raw_hint: object, tenant: str, body: ChatBody | None
     ) -> Any:
-        """The envelope(s) of an inference: the client's own, stamped, plus the lowered hint.
-        Envelopes of edits that can be sent only after it are added to `later`."""
+        """The envelope(s) of an inference: the client's own, stamped, plus the lowered hint,
+        whose edits count once, however many prompts and envelopes there are."""
         hint, error = self._parsed(raw_hint)
         now_s = time.time()  # all that one request carries is of one time
-        own = [
-            self._stamp_client(one, tenant, now_s)
-            for one in (kv_hints if isinstance(kv_hints, list) else [kv_hints])
-        ]
-        lowered = [self._together(hint, one, tenant, now_s, body, later) for one in own]
+        kv_hints = fitting(obj)
+        lowered, said = [], hint
+        for one in kv_hints if isinstance(kv_hints, list) else [kv_hints]:
+            own = self._stamp_client(one, tenant, now_s)
+            lowered.append(self._together(obj, said, own, tenant, now_s, body))
+            said = None if said is None else bind_only(said)
         if error is not None and any(lowered):
             wires = [envelope.message_id for envelope in lowered if envelope is not None]
             self._report_beside(wires, error, tenant)
@@ -255,23 +250,24 @@ class AgentHintIngress(KvHintIngress):
 
     def _together(
         self,
+        obj: Any,
         hint: AgentHint | None,
         own: dict[str, Any] | None,
         tenant: str,
         now_s: float,
         body: ChatBody | None,
-        later: list[dict[str, Any]],
     ) -> Any:
-        """One envelope of the lowered hint and the client's own actions, if any."""
+        """One envelope of the lowered hint and the client's own actions, if any; what can be
+        sent only when all of `obj` is over waits for that."""
         if hint is None and own is None:
             return None
-        envelope = _joined(hint, own, tenant, now_s, manage_only=False)
+        envelope = joined(hint, own, tenant, now_s, manage_only=False)
         wire = envelope["message_id"]
         ready, after = self.dispatch.open_inference(
-            client_id(tenant, wire), envelope, tenant, body
+            client_id(tenant, wire), envelope, tenant, body, n_held(obj, envelope, own)
         )
         if after:
-            later.append(envelope_of(wire, after))
+            self.dispatch.edit_after(obj, envelope_of(wire, after), tenant, body)
         return decode_kv_hints_envelope(envelope_of(wire, ready))
 
     def _stamp_client(
@@ -357,25 +353,3 @@ async def _session_of(request: Any, raw_request: Any) -> str | None:
     if isinstance(request.cache_salt, str) and await is_release_mode(raw_request):
         return request.cache_salt
     return None
-
-
-def _joined(
-    hint: AgentHint | None,
-    own: dict[str, Any] | None,
-    tenant: str,
-    now_s: float,
-    *,
-    manage_only: bool,
-) -> dict[str, Any]:
-    """One envelope of the lowered hint and the client's own actions, if any."""
-    wire = own["message_id"] if own is not None else wire_id(tenant, uuid.uuid4().hex)
-    actions: list[dict[str, Any]] = []
-    if hint is not None:
-        actions = lower(
-            hint, message_id=wire, now_s=now_s, tenant=tenant, manage_only=manage_only
-        )["actions"]
-    if own is not None:
-        for action in actions:
-            action["action_id"] = f"hint-{action['action_id']}"
-        actions += own["actions"]
-    return envelope_of(wire, actions)
