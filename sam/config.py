@@ -44,6 +44,7 @@ class SamConfig(msgspec.Struct, frozen=True, kw_only=True):
     hint_rate_per_s: float = 500.0
     hint_burst: int = 0
     strict_hints: bool = False
+    allow_control: bool = False
     max_remembered_actions: int = 4_096
     hint_result_ttl_s: float = 300.0
     max_hint_results: int = 4_096
@@ -89,6 +90,7 @@ HELP = {
     "max_pending_ranges": "ranges that wait to be mapped to tokens; more are dropped",
     "hint_rate_per_s": "hint actions a second of one owner; more are dropped; 0: no bound",
     "hint_burst": "of these, how many may come at once; 0: two seconds' worth",
+    "allow_control": "the live page at /sam/ may offload, prefetch and evict sessions",
     "strict_hints": "answer malformed hints with 400 instead of serving without them",
     "max_remembered_actions": "outcomes kept for idempotency by message and action id",
     "hint_result_ttl_s": "how long GET /kv_hints/{message_id} knows a message",

@@ -71,10 +71,12 @@ def create_ingress(tokenizer_manager: Any) -> Any | None:
     ingress = AgentHintIngress(tokenizer_manager)
     http_server = sys.modules.get("sglang.srt.entrypoints.http_server")
     if http_server is not None:
+        from sam.srt.entrypoints.page import install_page
         from sam.srt.entrypoints.routes import install_routes
         from sam.srt.entrypoints.tool_wait import install_tool_wait
 
         install_routes(http_server.app, ingress)
+        install_page(http_server.app, ingress)
         install_tool_wait()
     return ingress
 

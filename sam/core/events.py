@@ -19,19 +19,25 @@ class EventKind(StrEnum):
     OPENED = "opened"
     QUEUED = "queued"
     FINISHED = "finished"
+    WAITING_TOOL = "waiting_tool"
     ABORTED = "aborted"
+    IDLE = "idle"
     OFFLOADED = "offloaded"
     RESUMING = "resuming"
     ENDED = "ended"
     EXPIRED = "expired"
     DROPPED = "dropped"
+    HINT = "hint"
     EVICTED_TOKENS = "evicted_tokens"
     DEMOTED_TOKENS = "demoted_tokens"
     LOADED_TOKENS = "loaded_tokens"
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One event at message time `t` (seconds). Token counts are zero where meaningless."""
+    """One event at time `t` (seconds). Token counts are zero where meaningless.
+
+    A HINT has `action` and `status`; of FINISHED, the tokens per tier are the cached ones.
+    """
 
     t: float
     kind: EventKind
@@ -46,6 +52,8 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     host_tokens: int = 0
     pool_tokens: int = 0
     reason: str = ""
+    action: str = ""
+    status: str = ""
 
 
 _encoder = msgspec.json.Encoder()

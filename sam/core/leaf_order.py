@@ -61,6 +61,8 @@ class LeafOrder(ABC):
 
     trust_ends = True
     use_lru = False
+    on_victim: Callable[[Any], None] | None = None
+    """Called with each leaf that `pop` chose, while its users are still known."""
 
     def __init__(self, view: LeafView) -> None:
         self.view = view
@@ -146,6 +148,8 @@ class LeafOrder(ABC):
         node = self.first(now_s)
         if node is not None:
             self.take(node)
+            if self.on_victim is not None:
+                self.on_victim(node)
         return node
 
     @abstractmethod

@@ -9,6 +9,7 @@ or when it ages out: that is `sam.core.sessions`.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from itertools import islice
 
 import msgspec
@@ -67,6 +68,7 @@ class SessionStore:
         self.all = SessionOrder()
         self.dropped: list[SessionRef] = []
         self.generation_floor = 0
+        self.on_state: Callable[[Session, SessionState], None] | None = None
         self._counters = counters
         self._tenants: dict[str, SessionOrder] = {}
 
@@ -107,6 +109,8 @@ class SessionStore:
                 order.ended[key] = session
             elif is_resting and not was_resting:
                 order.resting[key] = session
+        if self.on_state is not None:
+            self.on_state(session, old)
 
     def refresh(self, session: Session) -> None:
         """Make a resting session the youngest of its order."""

@@ -23,6 +23,7 @@ Rules that are not obvious from the signatures:
 from __future__ import annotations
 
 import heapq
+from collections.abc import Callable
 from itertools import islice
 
 from sam.core.lineage import (
@@ -271,6 +272,14 @@ class SessionTable:
         """The key itself and all below it in pre-order, whatever their state; [] if unknown."""
         session = self._store.all.nodes.get(key)
         return [node.key for node in pre_order(session)] if session else []
+
+    def watch(self, on_state: Callable[[Session, SessionState], None]) -> None:
+        """Call it after each change of a session's state, with the state before."""
+        self._store.on_state = on_state
+
+    def page(self, offset: int, limit: int) -> list[Session]:
+        """Records in order of first appearance, placeholders included."""
+        return list(islice(self._store.all.nodes.values(), offset, offset + limit))
 
     def roots(self, tenant: str | None = None) -> list[SessionKey]:
         """Keys without a parent, in order of first appearance. O(n), for reports."""

@@ -25,6 +25,7 @@ from sam.srt.entrypoints.tenant import client_of
 from sam.srt.managers.bindings import Binding, binding_of, unknown_action
 from sam.srt.managers.moves import WAIT, SessionMoves
 from sam.srt.mem_cache.tier_tasks import EvictTask, Outcome, TaskGroup, done, not_done
+from sam.srt.observability.timeline import Timeline
 
 if TYPE_CHECKING:
     from sam.config import SamConfig
@@ -53,6 +54,8 @@ class HintManager:
         self._config = config
         self.table = SessionTable(config.session_limits())
         self.retention = RetentionTracker()
+        self.timeline = Timeline()
+        self.table.watch(self.timeline.state_changed)
         self.requests: dict[str, Binding] = {}
         self.moves = SessionMoves(cache, config, self.table, self.retention, self.requests)
         self._tickets: list[_Ticket] = []
@@ -137,6 +140,7 @@ class HintManager:
             binding.add_tokens(req)
         if binding.key is not None:
             self._session_released(rid, binding, finish_reason, aborted)
+            self.timeline.turn_over(binding.key, req, finish_reason, aborted)
             self._remember(binding, req, aborted)
         self._open_envelopes[binding.envelope_id] -= 1
         if not self._open_envelopes[binding.envelope_id]:
@@ -205,6 +209,7 @@ class HintManager:
         self._advance(payload["time_s"])
         if self.table.mark_waiting_tool(key, tool_name):
             self.retention.relabel(key, label_of(payload["finish_reason"], tool_name))
+            self.timeline.waiting_tool(key, tool_name)
 
     def poll(self) -> None:
         """Move tasks on; called after every event that may have freed a lock."""
@@ -374,6 +379,7 @@ class HintManager:
             reason=outcome.reason,
             span=outcome.span,
         )
+        self.timeline.hint(action, outcome)
         self._seen[(action.key.tenant, envelope_id, action.action_id)] = result
         if len(self._seen) > self._config.max_remembered_actions:
             self._seen.popitem(last=False)

@@ -12,6 +12,7 @@ import logging
 from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -33,10 +34,11 @@ from sam.core.lineage import SessionState
 from sam.srt.managers.bindings import ANSWERED_ACTION, QUERY_ACTION, Route
 from sam.srt.managers.hint_manager import HintManager
 from sam.srt.managers.regret import RegretWatch
-from sam.srt.mem_cache.inspect import answer_query
 from sam.srt.mem_cache.storage.pool import SessionPool
 from sam.srt.mem_cache.tree_core import DropResult, SessionTreeCore
 from sam.srt.observability.metrics import SchedulerMetrics
+from sam.srt.observability.page_report import answer_query
+from sam.srt.observability.timeline_report import note_request, note_victim
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.cache_init_params import CacheInitParams
@@ -59,6 +61,7 @@ class SessionRadixCache(UnifiedRadixCache):
         self.tree_core.use_policy(self.config.retention_policy)
         self.hints.attach(self.tree_core)
         self.tree_core.orders.is_stored = self.pool.is_stored
+        self.tree_core.orders.on_victim = partial(self._guard, note_victim, self)
         self.regret = self._create_regret_watch()
         if params.enable_metrics and get_parallel().tp_rank == 0:
             self.hints.metrics = SchedulerMetrics()
@@ -300,7 +303,11 @@ class SessionRadixCache(UnifiedRadixCache):
         """A retracted request comes back, unless it is released with a pending abort
         (out of memory even alone): nobody else tells of that one."""
         reason = req.finished_reason or req.to_finish
-        if not self.hints.requests or reason is None:
+        if reason is None:
+            return
+        if not isinstance(reason, FINISH_ABORT):
+            self._guard(note_request, self, req)
+        if not self.hints.requests:
             return
         self._guard(
             self.hints.request_released,

@@ -39,7 +39,7 @@ def sessions_report(cache: Any, offset: int, limit: int) -> dict[str, Any]:
     for record in page:
         key = SessionKey(record["tenant"], record["session_id"])
         record["tokens"] = session_tokens(cache, SessionRef(key, record["generation"]))
-        record["tokens"]["pool"] = _pool_tokens(cache, key)
+        record["tokens"]["pool"] = pool_tokens(cache, key)
     return {
         "offset": offset,
         "n_sessions": len(table),
@@ -85,12 +85,15 @@ def retention(cache: Any) -> dict[str, Any]:
     }
 
 
-def session_tokens(cache: Any, ref: SessionRef) -> dict[str, dict[str, int]]:
-    """Tokens on the session's branches by tier; a node on both tiers counts on both."""
+def session_tokens(
+    cache: Any, ref: SessionRef, nodes: list[Any] | None = None
+) -> dict[str, dict[str, int]]:
+    """Tokens on the session's branches by tier; a node on both tiers counts on both. `nodes`:
+    those of the branches, where the caller has them."""
     core = cache.tree_core
     private = core.tags.private_ids(ref)
     tokens = {tier: {"private": 0, "shared": 0} for tier in ("device", "host")}
-    for node in core.tags.branch_nodes(ref):
+    for node in core.tags.branch_nodes(ref) if nodes is None else nodes:
         share = "private" if node.id in private else "shared"
         device, host = core.tokens_of(node)
         tokens["device"][share] += device
@@ -123,7 +126,7 @@ def tree_dump(cache: Any, limit: int) -> list[dict[str, Any]]:
     return nodes
 
 
-def _pool_tokens(cache: Any, key: SessionKey) -> dict[str, int]:
+def pool_tokens(cache: Any, key: SessionKey) -> dict[str, int]:
     """What the session wrote to L3 or read from there; the pool may have dropped some."""
     n_pages, n_private = cache.pool.pages_of(key)
     private = n_private * cache.page_size

@@ -8,6 +8,7 @@ through `set_user`, as a `RetentionTracker` tells it.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
@@ -31,6 +32,8 @@ class TierOrders:
     """
 
     is_stored: Callable[[int], bool] = staticmethod(_nothing_is_stored)
+    on_victim: Callable[[str, LeafOrder, Any], None] | None = None
+    """Called with tier, its order and each leaf that is chosen to go; it must not raise."""
 
     def __init__(
         self,
@@ -57,6 +60,8 @@ class TierOrders:
         self.host = self._create(nodes, is_host_leaf, lambda node: self.is_stored(node.id))
         self._each("trust_ends", self._trust_ends)
         self._each("use_lru", self._use_lru)
+        self.device.on_victim = partial(self._chosen, "device", self.device)
+        self.host.on_victim = partial(self._chosen, "host", self.host)
         for name, standing in users:
             self.set_user(name, standing)
 
@@ -104,6 +109,10 @@ class TierOrders:
         self._each("use_lru", use)
 
     # -- inside -------------------------------------------------------------------
+
+    def _chosen(self, tier: str, order: LeafOrder, node: Any) -> None:
+        if self.on_victim is not None:
+            self.on_victim(tier, order, node)
 
     def _each(self, name: str, value: bool) -> None:
         setattr(self.device, name, value)

@@ -1,0 +1,219 @@
+"""What the live page shows, kept in the server process while somebody looks.
+
+Owns the copy of the scheduler's sessions, and how often the scheduler is asked: at most once a
+second for all viewers together, and never while nobody looks. Must never make a viewer wait
+for a busy scheduler once there is something to show.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import OrderedDict, deque
+from collections.abc import Awaitable, Callable
+from itertools import islice
+from typing import Any
+
+import msgspec
+
+logger = logging.getLogger(__name__)
+
+INTERVAL_S = 1.0
+PATIENCE_S = 0.4
+"""How long a viewer waits for news before it gets what is known."""
+SWEEP, SWEEP_WHILE_FILLING = 100, 500
+MAX_ROWS = 10_000
+ROWS_PER_REPLY = 2_000
+MAX_EVENTS = 400
+FIRST_EVENTS = 120
+MAX_BUCKETS = 180
+WATCH_S = 5.0
+MAX_WATCHED = 8
+
+Key = tuple[str, str]
+_encode = msgspec.json.Encoder().encode
+
+
+class _Row:
+    """One session as JSON; `version`: the number of its last change, among all changes; `lap`
+    of the sweep in which it was last seen."""
+
+    __slots__ = ("json", "lap", "version")
+
+    def __init__(self, json: bytes, version: int, lap: int) -> None:
+        self.json = json
+        self.version = version
+        self.lap = lap
+
+
+class PageFeed:
+    """`ask(**payload)` queries the scheduler for `page_report`; it may raise TimeoutError."""
+
+    def __init__(
+        self,
+        ask: Callable[..., Awaitable[dict[str, Any]]],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._ask = ask
+        self._clock = clock
+        self._asking: asyncio.Task[None] | None = None
+        self._asked_at = float("-inf")
+        self._answered_at: float | None = None
+        self.n_asked = 0
+        self.problem = ""
+        self._watched: dict[Key, float] = {}
+        self._start_over("")
+
+    def _start_over(self, epoch: str) -> None:
+        """Another scheduler, or the first: nothing is known of it."""
+        self.epoch = epoch
+        self.version = 0
+        self._rows: OrderedDict[Key, _Row] = OrderedDict()
+        self._gone: deque[tuple[int, Key]] = deque(maxlen=MAX_ROWS)
+        self._events: deque[tuple[int, dict[str, Any]]] = deque(maxlen=MAX_EVENTS)
+        self._series: deque[dict[str, float]] = deque(maxlen=MAX_BUCKETS)
+        self._stories: dict[Key, list[dict[str, Any]]] = {}
+        self._cursor = {"seq": 0, "event": 0, "sweep_at": 0, "bucket_s": 0.0}
+        self._lap = 0
+        self._now_s = 0.0
+        self._n_sessions = 0
+        self._summary: dict[str, Any] | None = None
+
+    def knows(self, key: Key) -> bool:
+        """Whether the session is one that the page shows."""
+        return key in self._rows
+
+    async def look(
+        self, epoch: str, version: int, event: int, bucket_s: float, watch: Key | None
+    ) -> dict[str, Any]:
+        """News for one viewer, who gives back what the last answer called `epoch`, `version`,
+        `next_event` and `bucket_s`. Raises TimeoutError if nothing is known yet."""
+        if watch is not None:
+            self._watched[watch] = self._clock() + WATCH_S
+        await self._refresh()
+        if self._summary is None:
+            raise TimeoutError
+        if epoch != self.epoch:
+            version, event, bucket_s = 0, 0, 0.0
+        rows, gone, latest = self._changes_since(version)
+        events = [(n, e) for n, e in self._events if n >= event][-FIRST_EVENTS:]
+        return {
+            "epoch": self.epoch,
+            "version": latest,
+            "more": latest < self.version,
+            "now_s": self._now_s,
+            "age_s": round(self._clock() - (self._answered_at or 0.0), 3),
+            "problem": self.problem,
+            "n_sessions": self._n_sessions,
+            "n_known": len(self._rows),
+            "sessions": rows,
+            "gone": gone,
+            "next_event": self._cursor["event"],
+            "events": [e for _, e in events],
+            "series": [b for b in self._series if b["t"] >= bucket_s],
+            "story": None if watch is None else self._stories.get(watch),
+            "summary": self._summary,
+        }
+
+    # -- inside -------------------------------------------------------------------
+
+    async def _refresh(self) -> None:
+        """Ask if it is time to; wait a little for the answer, longer for the first one."""
+        now = self._clock()
+        if self._asking is None and now - self._asked_at >= INTERVAL_S:
+            self._asked_at = now
+            self.n_asked += 1
+            self._asking = asyncio.get_running_loop().create_task(self._ask_once())
+        if self._asking is not None:
+            patience_s = None if self._summary is None else PATIENCE_S
+            await asyncio.wait([self._asking], timeout=patience_s)
+
+    async def _ask_once(self) -> None:
+        try:
+            filling = len(self._rows) < 0.9 * min(self._n_sessions, MAX_ROWS) or not self.epoch
+            now = self._clock()
+            self._watched = {k: until for k, until in self._watched.items() if until > now}
+            report = await self._ask(
+                **self._cursor,
+                epoch=self.epoch,
+                sweep=SWEEP_WHILE_FILLING if filling else SWEEP,
+                watch=list(islice(reversed(self._watched), MAX_WATCHED)),
+            )
+            self._take(report)
+            self.problem, self._answered_at = "", self._clock()
+        except TimeoutError:
+            self.problem = "busy"
+        except Exception:
+            logger.exception("sam: the live page could not be updated")
+            self.problem = "internal error, see the server's log"
+        finally:
+            self._asking = None
+
+    def _take(self, report: dict[str, Any]) -> None:
+        """Make what the scheduler said ours."""
+        if report["epoch"] != self.epoch:
+            self._start_over(report["epoch"])
+        for record in report["sessions"]:
+            self._put((record["tenant"], record["id"]), _encode(record))
+        for tenant, session_id in report["gone"]:
+            self._drop((tenant, session_id))
+        if report["sweep_next"] == 0:
+            self._end_lap()
+        for n, event in enumerate(report["events"], report["first_event"]):
+            self._events.append((n, event))
+        for bucket in report["series"]:
+            if self._series and self._series[-1]["t"] == bucket["t"]:
+                self._series.pop()
+            self._series.append(bucket)
+        stories = {tuple(each["key"]): each["events"] for each in report["stories"]}
+        self._stories = {
+            key: events
+            for key, events in (self._stories | stories).items()
+            if key in self._watched
+        }
+        self._cursor = {
+            "seq": report["seq"],
+            "event": report["first_event"] + len(report["events"]),
+            "sweep_at": report["sweep_next"],
+            "bucket_s": self._series[-1]["t"] if self._series else 0.0,
+        }
+        self._now_s, self._n_sessions = report["now_s"], report["n_sessions"]
+        self._summary = report["summary"]
+
+    def _put(self, key: Key, json: bytes) -> None:
+        row = self._rows.get(key)
+        if row is not None and row.json == json:
+            row.lap = self._lap
+            return
+        self.version += 1
+        self._rows[key] = _Row(json, self.version, self._lap)
+        self._rows.move_to_end(key)
+        if len(self._rows) > MAX_ROWS:
+            self._drop(next(iter(self._rows)))
+
+    def _drop(self, key: Key) -> None:
+        if self._rows.pop(key, None) is not None:
+            self.version += 1
+            self._gone.append((self.version, key))
+
+    def _end_lap(self) -> None:
+        """The sweep has been at every session: what it missed twice is no more."""
+        for key in [key for key, row in self._rows.items() if row.lap < self._lap - 1]:
+            self._drop(key)
+        self._lap += 1
+
+    def _changes_since(self, version: int) -> tuple[list[msgspec.Raw], list[Key], int]:
+        """Rows and keys that changed after `version`, the oldest changes first, and the
+        version up to which that is all."""
+        newer = []
+        for row in reversed(self._rows.values()):
+            if row.version <= version:
+                break
+            newer.append(row)
+        latest = self.version
+        if len(newer) > ROWS_PER_REPLY:
+            newer = newer[-ROWS_PER_REPLY:]
+            latest = newer[0].version
+        gone = [key for n, key in self._gone if version < n <= latest]
+        return [msgspec.Raw(row.json) for row in reversed(newer)], gone, latest

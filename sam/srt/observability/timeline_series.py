@@ -1,0 +1,47 @@
+"""Counts and levels by time: the newest minutes in buckets of seconds.
+
+Owns nothing but numbers. Must never hold more than its buckets. Time comes in as an argument.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+BUCKET_S = 5
+N_BUCKETS = 180
+
+
+class TimeSeries:
+    """`N_BUCKETS` times `BUCKET_S` seconds. A bucket is a flat dict: `t` (its start, seconds),
+    counts added within it, and the last level set within it; what is absent did not happen."""
+
+    def __init__(self) -> None:
+        self._buckets: deque[dict[str, float]] = deque(maxlen=N_BUCKETS)
+
+    def add(self, now_s: float, **counts: int) -> None:
+        """Add to the counts of the bucket at hand."""
+        bucket = self._at(now_s)
+        for name, n in counts.items():
+            if n:
+                bucket[name] = bucket.get(name, 0) + n
+
+    def level(self, now_s: float, **levels: float) -> None:
+        """Set levels of the bucket at hand."""
+        self._at(now_s).update(levels)
+
+    def is_new(self, now_s: float) -> bool:
+        """Whether nothing is known of the bucket at hand yet."""
+        return not self._buckets or self._buckets[-1]["t"] < _start(now_s)
+
+    def since(self, time_s: float) -> list[dict[str, float]]:
+        """Buckets that began at `time_s` or later, oldest first."""
+        return [dict(bucket) for bucket in self._buckets if bucket["t"] >= time_s]
+
+    def _at(self, now_s: float) -> dict[str, float]:
+        if self.is_new(now_s):
+            self._buckets.append({"t": _start(now_s)})
+        return self._buckets[-1]
+
+
+def _start(now_s: float) -> float:
+    return now_s // BUCKET_S * BUCKET_S
