@@ -94,7 +94,7 @@ HELP = {
     "strict_hints": "answer malformed hints with 400 instead of serving without them",
     "max_remembered_actions": "outcomes kept for idempotency by message and action id",
     "hint_result_ttl_s": "how long GET /kv_hints/{message_id} knows a message",
-    "max_hint_results": "messages it knows; of actions four times as many",
+    "max_hint_results": "messages it knows, half of one client; of actions four times as many",
     "raise_on_error": "tests: an internal error stops the server instead of being counted",
     "regret_guard": "fall back to LRU while the next-use order misses more than it would",
     "retention_policy": "order in which cached KV goes: next-use, or SGLang's own two",

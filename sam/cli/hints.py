@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 from sam.cli.errors import CliError, Exit
 from sam.cli.server import Server
@@ -31,6 +32,7 @@ REMEDIES = {
     "not_live": "the session has ended; its next request opens it again",
     "not_cached": "nothing of it is cached where the hint points",
     "overloaded": "too many hints wait; try again",
+    "rate_limited": "this owner sends too many hints; see --sam-hint-rate-per-s",
     "over_share": "this owner has as much retained as it may",
     "node_boundary": "the tree could be cut only elsewhere; see the span",
     "what_follows_too": "a prefix tree has no holes: what follows the range went along",
@@ -129,7 +131,7 @@ def send(
     names = {name: body.get(name) for name in ("cache_salt", "extra_key")}
     message: dict[str, Any] = server.post("/kv_hints", body)
     on_news(message)
-    path = f"/kv_hints/{message['message_id']}"
+    path = f"/kv_hints/{quote(message['message_id'], safe='')}"
     pause_s, deadline = _POLL_S[0], time.monotonic() + wait_s
     while is_open(message) and (left_s := deadline - time.monotonic()) > 0:
         time.sleep(min(pause_s, left_s))

@@ -33,7 +33,6 @@ ACTION_VERSION = "0.1"
 INTERNAL_KEYS = ("token_ids", "cache_salt", "extra_key", "source")
 """Payload keys that only the ingress may set; `stamp_envelope` removes a client's."""
 _SOURCES = ("messages", "tools", "tokens")
-_EXTRA_ACTIONS = 3  # bind, expect and retain may ride with max_edits edits
 
 
 class ActionKind(StrEnum):
@@ -214,7 +213,7 @@ def _checked_actions(actions: object, limits: HintLimits) -> list[object] | tupl
         raise HintError(
             HintReason.BAD_ENVELOPE, f"actions: expected an array, got {shape_of(actions)}"
         )
-    if len(actions) > limits.max_edits + _EXTRA_ACTIONS:
+    if len(actions) > limits.max_actions:
         raise HintError(HintReason.TOO_MANY_EDITS, f"actions: {len(actions)}")
     return actions
 

@@ -62,11 +62,13 @@ class HintError(ValueError):
 
 
 class HintLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Upper bounds of what a client may send; all inclusive."""
+    """Upper bounds of what a client may send; all inclusive. Bind, expect and retain may ride
+    with the edits: `max_extra_actions`."""
 
     max_id_bytes: int = 512
     max_tenant_bytes: int = 2048
     max_edits: int = 64
+    max_extra_actions: int = 3
     max_keys: int = 64
     max_unknown_keys: int = 16
     max_index: int = 2**31
@@ -75,6 +77,11 @@ class HintLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_ttl_s: float = 3_600.0
     default_ttl_s: float = 300.0
     max_time_s: float = 1e11
+
+    @property
+    def max_actions(self) -> int:
+        """Of one envelope."""
+        return self.max_edits + self.max_extra_actions
 
 
 DEFAULT_LIMITS = HintLimits()

@@ -15,7 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from rich.console import Console
 
-from sam.cli import main, top
+from sam.cli import hints, main, top
 from sam.cli.errors import CliError, Exit
 from sam.cli.server import Server
 
@@ -189,3 +189,16 @@ def test_address_and_key_from_the_environment(answering, capsys, monkeypatch):
     assert main(["sessions", "--json"]) == Exit.OK
     assert seen[0][1]["Authorization"] == "Bearer sk-from-env"
     assert json.loads(capsys.readouterr().out)["n_sessions"] == 0
+
+
+def test_any_message_id_is_asked_for_as_it_is(answering):
+    def message(status):
+        action = {"action_id": "a", "action_type": "session.evict", "status": status, "reason": ""}
+        return json.dumps({"message_id": "run/7?x=1#y", "actions": [action]})
+
+    url, seen = answering((200, message("accepted"), {}), (200, message("done"), {}))
+    found = hints.send(Server(url, None), {"cache_salt": "s", "actions": []}, 10.0)
+    assert found["actions"][0]["status"] == "done"
+    assert [path for path, _ in seen] == [
+        "/kv_hints", "/kv_hints/run%2F7%3Fx%3D1%23y?cache_salt=s",
+    ]  # fmt: skip

@@ -28,6 +28,8 @@ from test_ingress_parts import (
     events_of,
 )
 
+from sam.core.validation import HintError
+
 BAD_HINTS = [
     5,
     "text",
@@ -268,7 +270,7 @@ def test_no_envelope_passes_unstamped(server):
         server.generate(obj, caller())
         assert not obj.kv_hints.actions
         assert server.shown(obj)["actions"][0]["status"] == "rejected"
-        with pytest.raises(ValueError):
+        with pytest.raises(HintError):
             server.ingress.submit_envelope(own, "t")
     assert not server.sent
 

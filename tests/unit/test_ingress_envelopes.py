@@ -218,7 +218,8 @@ def test_without_lists_the_route_refuses_ranges(server, http):
 def test_what_the_template_refuses_is_rejected_by_the_route(server, http):
     window = {"messages": [MESSAGES[1], {"role": "user", "content": [{"type": "image_url"}]}]}
     reply = http.post("/kv_hints", json=evict(start=1) | window)
-    assert reply.status_code == 400 and "unresolvable_range" in reply.json()["error"]["message"]
+    assert reply.status_code == 200
+    assert reply.json()["actions"][0]["reason"] == "unresolvable_range"
     numbered = Server(handler=chat_handler("countdown"))
     app = FastAPI()
     app.state.openai_serving_chat = numbered.handler
@@ -235,3 +236,40 @@ def test_any_message_id_can_be_looked_up(server, http, message_id):
     assert http.post("/kv_hints", json=own).status_code == 200
     reply = http.get(f"/kv_hints/{quote(message_id, safe='')}")
     assert reply.status_code == 200 and reply.json()["message_id"] == message_id
+
+
+BAD_BODIES = [
+    {},
+    {"message_id": "x"},
+    {"protocol_version": "0.1", "message_id": "x", "actions": 3},
+    {"protocol_version": "0.1", "message_id": 7, "actions": []},
+    envelope("session.evict", session_id="s") | {"message_id": "x" * 513},
+    envelope(*["session.evict"] * 68, session_id="s"),
+    envelope("session.evict", session_id="s") | {"messages": [{"role": "nobody"}]},
+]
+
+
+@pytest.mark.parametrize("body", BAD_BODIES)
+def test_a_malformed_body_is_rejected_with_200_and_with_400_if_strict(server, http, body):
+    reply = http.post("/kv_hints", json=body)
+    (action,) = reply.json()["actions"]
+    assert reply.status_code == 200 and action["status"] == "rejected" and action["detail"]
+    message_id = reply.json()["message_id"]
+    assert http.get(f"/kv_hints/{message_id}").json() == reply.json()
+    assert server.counts()["rejected_by_reason"] == {action["reason"]: 1} and not server.sent
+    strict, app = Server(strict_hints=True, handler=server.handler), FastAPI()
+    app.state.openai_serving_chat = server.handler
+    install_routes(app, strict.ingress)
+    with TestClient(app) as client:
+        reply = client.post("/kv_hints", json=body)
+        assert reply.status_code == 400 and action["reason"] in reply.json()["error"]["message"]
+        assert strict.counts()["rejected_by_reason"] == {action["reason"]: 1}
+        assert not strict.sent
+
+
+def test_a_malformed_action_does_not_take_its_neighbours_down(server, http):
+    own = envelope("session.evict", "session.prefetch", session_id="s")
+    own["actions"][0]["payload"] = {"session_id": 7}
+    assert http.post("/kv_hints", json=own).status_code == 200
+    kinds = [a.action_type for a in sent_soon(server).actions]
+    assert "session.prefetch" in kinds

@@ -81,7 +81,9 @@ def test_the_route_refuses_it(fields, kind):
     bad = json.dumps(unsendable(fields, kind))
     with TestClient(app, headers={"content-type": "application/json"}) as client:
         reply = client.post("/kv_hints", content=bad)
-        assert reply.status_code == 400 and "bad_" in reply.json()["error"]["message"]
+        (action,) = reply.json()["actions"]
+        assert reply.status_code == 200 and action["status"] == "rejected"
+        assert action["reason"].startswith("bad_")
         assert not server.sent and server.ingress.dispatch._in_flight.n == 0
         good = envelope("session.evict", session_id="s")
         assert client.post("/kv_hints", json=good).status_code == 200 and server.sent

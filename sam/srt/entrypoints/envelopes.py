@@ -22,8 +22,6 @@ from sam.srt.managers.bindings import PARALLEL_ACTION
 HINT_ACTION = "agent_hint"
 _SPARE_LEVELS = 64
 """How much deeper than in its check an envelope may lie, and the stack be, where it is sent."""
-MAX_ACTIONS = DEFAULT_LIMITS.max_edits + 3
-"""What the scheduler takes in one envelope: bind, expect and retain may ride with the edits."""
 
 
 class CarriedHint(dict):
@@ -106,10 +104,11 @@ def sessions_of(actions: Iterable[dict[str, Any]], tenant: str) -> set[tuple[str
 def surplus(actions: list[dict[str, Any]]) -> dict[str, HintError]:
     """Actions that the scheduler would not take, by id: an `agent_hint` and a client's own
     envelope may be too much together. What binds goes first."""
+    limit = DEFAULT_LIMITS.max_actions
     by_need = sorted(actions, key=lambda a: a["action_type"] != ActionKind.BIND)
-    detail = f"actions: {len(actions)}, at most {MAX_ACTIONS} in one request"
+    detail = f"actions: {len(actions)}, at most {limit} in one request"
     error = HintError(HintReason.TOO_MANY_EDITS, detail)
-    return {action["action_id"]: error for action in by_need[MAX_ACTIONS:]}
+    return {action["action_id"]: error for action in by_need[limit:]}
 
 
 def is_parallel(sampling_params: object) -> bool:

@@ -160,21 +160,33 @@ class AgentHintIngress(KvHintIngress):
         try:
             chat = ChatBody(handler, chat_request(body))
             hint = release_hint(body)
-            self._check_strict(hint, None)
-        except HintError as error:
             if self.config.strict_hints:
-                raise
-            return {"kv_hints": self._rejection(error, tenant)}
+                parse_agent_hint(hint)
+        except HintError as error:
+            return {"kv_hints": self.refused(error, tenant)}
         return {"kv_hints": self.manage(hint, tenant, chat)}
 
     def submit_envelope(
         self, envelope: dict[str, Any], tenant: str, body: ChatBody | None = None
     ) -> dict[str, Any]:
         """Send a client's envelope without inference; its ranges index the lists of `body`.
-        Raises ValueError if it is malformed."""
-        decode_kv_hints_envelope(envelope)
-        message_id, stamped = self._stamped(envelope, tenant, time.time())
+        Raises HintError if it is malformed."""
+        try:
+            decode_kv_hints_envelope(envelope)
+            message_id, stamped = self._stamped(envelope, tenant, time.time())
+        except HintError:
+            raise
+        except ValueError as error:
+            raise HintError(HintReason.BAD_ENVELOPE, str(error)) from None
         return self.dispatch.submit(message_id, stamped, tenant, body)
+
+    def refused(self, error: HintError, tenant: str) -> dict[str, Any]:
+        """What a management request's response shows of a malformed hint. Raises the error
+        itself if hints are strict."""
+        if self.config.strict_hints:
+            self.metrics.rejected(error.reason.value)
+            raise error
+        return self._rejection(error, tenant)
 
     async def query(self, what: str, timeout_s: float = 5.0, **payload: int) -> dict[str, Any]:
         """Ask the scheduler; raises TimeoutError while it is too busy to answer."""

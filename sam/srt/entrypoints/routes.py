@@ -50,14 +50,14 @@ def install_routes(app: Any, ingress: AgentHintIngress) -> None:
         """Take an envelope without inference; answered at once, executed asynchronously. Its
         ranges index `messages` and `tools` of the same body."""
         tenant = tenant_of(request, envelope.get("cache_salt"), envelope.get("extra_key"))
+        body = None
         try:
-            body = None
             if envelope.get("messages"):
                 handler = request.app.state.openai_serving_chat
                 body = ChatBody(handler, chat_request(envelope))
             return JSONResponse(ingress.submit_envelope(envelope, tenant, body))
-        except (HintError, ValueError) as error:
-            return _error(400, str(error))
+        except HintError as error:
+            return _refused(ingress, error, tenant)
 
     @app.get("/kv_hints/{message_id:path}")
     async def kv_hint_results(
@@ -95,6 +95,14 @@ async def _ask(ingress: AgentHintIngress, what: str, **payload: int) -> JSONResp
     if what == "sessions":
         report["ingress"] = ingress.metrics.snapshot()
     return JSONResponse(report)
+
+
+def _refused(ingress: AgentHintIngress, error: HintError, tenant: str) -> JSONResponse:
+    """200 with the reason, so that no client takes it for a failure; 400 for strict hints."""
+    try:
+        return JSONResponse(ingress.refused(error, tenant))
+    except HintError:
+        return _error(400, str(error))
 
 
 def _error(status: int, message: str) -> JSONResponse:
