@@ -92,8 +92,8 @@ class Load:
 
     async def run(self, until: Callable[[], bool]) -> None:
         """Work while the gate is open, until `until()`; raises nothing for a failed request."""
-        # Shorter than the server keeps an idle connection: a pause must not end in a race.
-        limits = httpx.Limits(max_connections=None, keepalive_expiry=1.0)
+        # httpcore may close an idle connection that it has just given to another request.
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
         async with httpx.AsyncClient(
             base_url=self.url, timeout=180, limits=limits
         ) as self.client:
