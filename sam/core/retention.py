@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import msgspec
 
-DEFAULT_PLAIN_GAP_S = 100.0
+DEFAULT_PLAIN_GAP_S = 200.0
 
 
 class NextUseRank(IntEnum):

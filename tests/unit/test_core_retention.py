@@ -10,8 +10,8 @@ from sam.core.ghost import GhostCache, GhostPair
 from sam.core.guard import EndTrust, RegretGuard
 from sam.core.order import EvictionOrder, create_order, drain
 from sam.core.policies import POLICY_NAMES
+from sam.core.retention import DEFAULT_PLAIN_GAP_S, Standing, next_use
 from sam.core.retention import NextUseRank as R
-from sam.core.retention import Standing, next_use
 from sam.core.tracker import RetentionTracker
 
 # -- gaps ------------------------------------------------------------------------------
@@ -28,9 +28,9 @@ def test_labels():
 
 def test_priors():
     gaps = GapEstimator()
-    for label, prior_s in (("tool", 10), ("bash", 10), ("human", 100), ("other", 100)):
+    for label, prior_s in (("tool", 20), ("bash", 20), ("human", 200), ("other", 200)):
         assert gaps.gap_s("s", label) == pytest.approx(prior_s)
-    assert gaps.gap_s(None, "plain") == pytest.approx(100)
+    assert gaps.gap_s(None, "plain") == pytest.approx(DEFAULT_PLAIN_GAP_S)
 
 
 def test_means_by_definition():
@@ -42,11 +42,11 @@ def test_means_by_definition():
         total, weight = total * 0.998 + v, weight * 0.998 + 1
         own = v if own is None else 0.7 * own + 0.3 * v
     mean = total / weight
-    assert gaps.gap_s("s", "bash") == pytest.approx(math.exp(0.5 * mean + 0.5 * own) - 1)
-    assert gaps.gap_s("other session", "bash") == pytest.approx(math.exp(mean) - 1)
-    assert gaps.gap_s("s", "grep") == pytest.approx(10)
+    assert gaps.gap_s("s", "bash") == pytest.approx(2 * math.expm1(0.5 * mean + 0.5 * own))
+    assert gaps.gap_s("other session", "bash") == pytest.approx(2 * math.expm1(mean))
+    assert gaps.gap_s("s", "grep") == pytest.approx(20)
     gaps.forget("s")
-    assert gaps.gap_s("s", "bash") == pytest.approx(math.exp(mean) - 1)
+    assert gaps.gap_s("s", "bash") == pytest.approx(2 * math.expm1(mean))
 
 
 @pytest.mark.parametrize(("seen_s", "expected_s"), [(1e9, 3600), (-5.0, 1), (0.0, 1)])
@@ -63,8 +63,8 @@ def test_gaps_are_bounded():
         gaps.observe("s", f"tool{i}", 500.0)
         gaps.observe(None, "tool0", 500.0)
     assert gaps.n_labels == 14 and len(gaps) == 1
-    assert gaps.gap_s("t", "tool0") > 200
-    assert gaps.gap_s("t", "tool50") == pytest.approx(10)
+    assert gaps.gap_s("t", "tool0") > 400
+    assert gaps.gap_s("t", "tool50") == pytest.approx(20)
     gaps.forget("s")
     assert len(gaps) == 0
 
@@ -272,9 +272,9 @@ def test_a_life():
     tracker.running("s", 1.0)
     assert order.key_of_user("s", 1.0).rank == R.RUNNING
     tracker.idle("s", 2.0, "bash")
-    assert order.key_of_user("s", 5.0) == (R.IDLE, pytest.approx(13.0))
+    assert order.key_of_user("s", 5.0) == (R.IDLE, pytest.approx(23.0))
     tracker.queued("s", 32.0)
-    assert tracker.gaps.gap_s("t", "bash") > 10.0
+    assert tracker.gaps.gap_s("t", "bash") > 20.0
     tracker.idle("s", 33.0, "bash")
     expected = 1.0 + tracker.gaps.gap_s("s", "bash")
     tracker.gaps.observe(None, "bash", 3000.0)  # g stands until the session returns
@@ -300,7 +300,7 @@ def test_hints_belong_to_one_idle_time():
     assert order.key_of_user("s", 30.0) == (R.IDLE, 61.0)
     tracker.queued("s", 40.0)
     tracker.idle("s", 50.0, "tool")
-    assert order.key_of_user("s", 50.0).use_in_s < 30.0
+    assert order.key_of_user("s", 50.0).use_in_s < 40.0
 
 
 def test_offload_and_resume():
@@ -378,7 +378,7 @@ def test_a_hint_older_than_the_newest_request_is_over():
     tracker.queued("s", 7.0, 6.0)
     tracker.expect("s", 1.0, 3_000.0)
     tracker.idle("s", 8.0, "tool")
-    assert order.key_of_user("s", 8.0) == (R.IDLE, pytest.approx(10.0))
+    assert order.key_of_user("s", 8.0) == (R.IDLE, pytest.approx(20.0))
     tracker.expect("s", 6.0, 50.0)
     assert order.key_of_user("s", 8.0) == (R.IDLE, 51.0)
 
