@@ -229,12 +229,15 @@ def test_hint_outcomes_and_a_server_without_sessions():
 
 
 def test_peak_bytes_sees_the_last_state(tmp_path):
-    with measure.PeakBytes(tmp_path) as peak:
+    with measure.PeakBytes(lambda: measure.folder_bytes(tmp_path)) as peak:
         (tmp_path / "page").write_bytes(b"x" * 1234)
     assert peak.peak_bytes == 1234
-    with measure.PeakBytes(None) as none:
-        pass
-    assert none.peak_bytes == 0
+
+
+def test_a_gauge_is_summed_over_its_labels():
+    text = '# HELP a\na{b="1"} 2e3\na{b="2"} 24\nab 7\n'
+    assert measure.metric_bytes(text, "a") == 2024
+    assert measure.metric_bytes(text, "absent") == 0
 
 
 def test_options_and_their_quick_set():
@@ -248,7 +251,12 @@ def test_options_and_their_quick_set():
 
 
 @pytest.mark.parametrize(
-    "wrong", [["--l2", "1"], ["--workload", "trace"], ["--arms", "x"], ["--traces", "/no/such"]]
+    "wrong",
+    [
+        *(["--l2", "1"], ["--workload", "trace"], ["--arms", "x"], ["--traces", "/no/such"]),
+        *(["--sweep", "l4=1"], ["--sweep", "l1=a"], ["--sweep", "l1=1", "l1=2"]),
+        *(["--sweep", "l3=tape"], ["--sweep", "l2=1,2"]),
+    ],
 )
 def test_wrong_options_end_with_2(wrong, capsys):
     with pytest.raises(SystemExit) as raised:

@@ -269,3 +269,18 @@ def test_text_has_the_wanted_length():
     assert WORDS.system(rng, 5, tools)[1] > of_tools
     with pytest.raises(ValueError, match="16"):
         Vocabulary(["a"])
+
+
+@pytest.mark.parametrize("waves, n_called", [(1, 1), (4, 4), (99, 9)])
+def test_leaders_call_members_as_often_as_asked(waves, n_called):
+    plan = build("swarm", spec(users=6, turns=10, waves=waves), WORDS)
+    for _, root in plan.users:
+        leader = plan.agents[root]
+        wanted = min(n_called, len(leader.turns) - 1)
+        assert sum(bool(turn.calls) for turn in leader.turns) == wanted
+        (sticky,) = (a for a in plan.agents.values() if a.sticky and a.parent_id == root)
+        calls = [
+            c for turn in leader.turns for c in turn.calls if c.session_id == sticky.session_id
+        ]
+        assert [c.last for c in calls[:-1]] == [c.first for c in calls[1:]]
+        assert calls[-1].last == len(sticky.turns)

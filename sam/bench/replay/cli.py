@@ -24,8 +24,10 @@ from sam.bench.quickstart import describe_machine, hide_accelerators
 from sam.bench.replay.arms import ARMS, DEFAULT_ARMS, Arm, external
 from sam.bench.replay.comparison import Comparison, Unfit, spec_of
 from sam.bench.replay.html import about_lines, to_html
+from sam.bench.replay.pools import KINDS
 from sam.bench.replay.report import arms_table, build_report, ratios_table, target_lines
 from sam.bench.replay.state import State
+from sam.bench.replay.sweep import axes_of, name_of, points_of, sweep_table
 from sam.bench.swarm_client import RequestFailed
 from sam.bench.workloads import WORKLOADS
 from sam.bench.workloads.coding import USERS as CODING_USERS
@@ -52,6 +54,7 @@ examples:
   python -m sam.bench replay --html report.html          10 users, all arms, 3 seeds
   python -m sam.bench replay --workload coding --l1 0.3 --arms stock-lpm sam-idle-lpm
   python -m sam.bench replay --workload trace --trace mooncake.jsonl
+  python -m sam.bench replay --sweep l1=0.2,0.3,0.5 l2=1.5,2,4 --seeds 0 --html sweep.html
   python -m sam.bench replay --arms stock --external mine=http://127.0.0.1:30000,manage
 What it costs: the 25 M model computes some 2,000 prompt tokens a second on 2 cores (tiny: 15,000),
 so that TTFT is mostly prefill and queueing; a run of the default swarm is a minute or two.
@@ -68,13 +71,36 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ValueError as error:
         log.print(f"replay: {error}", style="red", markup=False)
         return 2
-    settings = _settings(args)
-    state = State(args.workdir, settings, fresh=args.fresh)
     hide_accelerators(log)
-    code = _compare(args, arms, state, log)
-    if code in (0, EXIT_INTERRUPTED, 3):
-        _show(args, arms, state, argv, out, log)
+    points, reports, code = points_of(args), {}, 0
+    for point in points:
+        if len(points) > 1:
+            log.print(f"\n{name_of(point)}")
+        state = State(point.workdir, _settings(point), fresh=args.fresh)
+        n_before = len(state.runs)
+        code = _compare(point, arms, state, log)
+        if code in (0, EXIT_INTERRUPTED, 3):
+            reports[name_of(point)] = _show(point, arms, state, argv, out, log)
+        if code not in (0, 2) or _is_enough(args, points, len(state.runs) - n_before):
+            break
+    if len(points) > 1 and reports:
+        Console(highlight=False, width=max(out.width, 30 + 30 * len(arms))).print(
+            sweep_table(reports)
+        )
+    if args.json and reports:
+        found = [{"point": point, **report} for point, report in reports.items()]
+        print(json.dumps({"points": found} if len(points) > 1 else found[0]), flush=True)
     return code
+
+
+def _is_enough(args: argparse.Namespace, points: Sequence[argparse.Namespace], ran: int) -> bool:
+    """Whether `--max-runs` is used up; what is left of it holds for the points to come."""
+    if not args.max_runs:
+        return False
+    args.max_runs -= ran
+    for point in points:
+        point.max_runs = args.max_runs
+    return args.max_runs <= 0
 
 
 def _compare(args: argparse.Namespace, arms: list[Arm], state: State, log: Console) -> int:
@@ -100,7 +126,7 @@ def _compare(args: argparse.Namespace, arms: list[Arm], state: State, log: Conso
 def _show(
     args: argparse.Namespace, arms: list[Arm], state: State, argv: list[str], out: Console,
     log: Console,
-) -> None:  # fmt: skip
+) -> dict[str, Any]:  # fmt: skip
     names = [arm.name for arm in arms]
     runs = [run for run in state.runs.values() if run["arm"] in names and run["seed"] in args.seeds]
     wanted = len(names) * len(args.seeds)
@@ -121,8 +147,7 @@ def _show(
     if args.html:
         args.html.write_text(to_html(report, runs))
         log.print(f"written: {args.html}")
-    if args.json:
-        print(json.dumps(report), flush=True)
+    return report
 
 
 def _about(args: argparse.Namespace, argv: list[str], runs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -143,8 +168,9 @@ def _about(args: argparse.Namespace, argv: list[str], runs: list[dict[str, Any]]
 
 def _settings(args: argparse.Namespace) -> dict[str, Any]:
     """What makes runs comparable; arms and seeds may be added later."""
-    keys = ("workload", "users", "turns", "lengths", "gaps", "max_gap", "traces", "trace", "model",
-            "l1", "l2", "l3", "page_size", "running", "server_arg", "tool_calls")  # fmt: skip
+    keys = ("workload", "users", "turns", "lengths", "waves", "gaps", "max_gap", "traces", "trace",
+            "model", "l1", "l2", "l3", "page_size", "running", "server_arg",
+            "tool_calls")  # fmt: skip
     found = {key: getattr(args, key) for key in keys}
     return {key: str(value) if isinstance(value, Path) else value for key, value in found.items()}
 
@@ -156,12 +182,17 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     args = parser.parse_args(argv)
     if args.users is None:
         args.users = CODING_USERS if args.workload == "coding" else 10
-    if args.page_size is None:
-        args.page_size = 1 if args.l3 == "off" else 16
     if args.traces is not None and not args.traces.is_dir():
         parser.error(f"--traces {args.traces}: no such folder")
-    if args.l2 <= 1:
+    try:
+        axes = axes_of(args.sweep)
+    except ValueError as error:
+        parser.error(str(error))
+    if min(axes.get("l2", [args.l2])) <= 1:
         parser.error("--l2 must be more than 1: SGLang's host pool holds more than the device pool")
+    if args.page_size is None:
+        has_pool = any(kind != "off" for kind in axes.get("l3", [args.l3]))
+        args.page_size = 16 if has_pool else 1
     if args.workload == "trace" and not args.trace:
         parser.error("--workload trace needs --trace FILE")
     return args
@@ -177,6 +208,7 @@ def _parser() -> argparse.ArgumentParser:
     what.add_argument("--workload", choices=WORKLOADS, default="swarm", help=workloads)
     what.add_argument("--users", type=int, help="at once (10; coding: 16)")
     what.add_argument("--turns", type=int, default=10, help="of a leader; coding: x 2 (10)")
+    what.add_argument("--waves", type=int, default=2, help="a leader calls members so often (2)")
     what.add_argument("--lengths", type=float, default=0.02, help="tokens per trace token (0.02)")
     what.add_argument("--gaps", type=float, default=0.05, help="seconds per trace second (0.05)")
     what.add_argument("--max-gap", type=float, default=300, help="longest gap, trace seconds (300)")
@@ -208,7 +240,11 @@ def _add_servers(group: Any) -> None:
     )  # fmt: skip
     group.add_argument("--l1", type=float, default=0.25, help="device pool, x working set (0.25)")
     group.add_argument("--l2", type=float, default=2.0, help="host pool, x device pool (2)")
-    group.add_argument("--l3", choices=("off", "file"), default="off", help="pool (off)")
+    group.add_argument("--l3", choices=KINDS, default="off", help="pool (off)")
+    group.add_argument(
+        "--sweep", nargs="+", default=[], metavar="AXIS",
+        help="a comparison at every point: l1=0.2,0.3 l2=2,4 l3=off,file",
+    )  # fmt: skip
     group.add_argument("--page-size", type=int, help="tokens (1; 16 with a pool)")
     group.add_argument("--running", type=int, default=16, help="--max-running-requests (16)")
     group.add_argument("--model", choices=sorted(PRESETS), default="small", help="(small: 25 M)")

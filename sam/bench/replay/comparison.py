@@ -11,12 +11,11 @@ import json
 import os
 import random
 import re
-import shutil
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from sam.bench.progress import Steps
 from sam.bench.replay import measure, stats
 from sam.bench.replay.arms import Arm, tlru_flags
 from sam.bench.replay.player import Played, play
+from sam.bench.replay.pools import Pool, fresh_pool
 from sam.bench.replay.state import State, code_version
 from sam.bench.scheduler_clock import Reading, clock_env
 from sam.bench.swarm_report import new_tokens
@@ -41,7 +41,6 @@ from sam.testing.server import CPU_HICACHE_ARGS, CPU_SERVER_ARGS, ServerProcess
 _TREE_CORE = re.compile(r"Tree Core: (\w+)")
 _HEADROOM = 1.2  # of the longest request: a pool below that cannot serve it at all
 _TLRU_SHARE = 0.25
-_STORAGE_DIR = "SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR"
 
 
 class Unfit(ValueError):
@@ -98,7 +97,7 @@ class Comparison:
             "planned_requests": plan.n_requests(),
         }
 
-    def _flags(self, arm: Arm, seed: int) -> list[str]:
+    def _flags(self, arm: Arm, seed: int, pool: Pool) -> list[str]:
         args, sizes = self.args, self.sizes[seed]
         flags = [
             *CPU_SERVER_ARGS, *CPU_HICACHE_ARGS, "--model-path", str(self.model),
@@ -110,9 +109,7 @@ class Comparison:
             flags += tlru_flags(round(_TLRU_SHARE * sizes["mean_prompt_tokens"]))
         if args.tool_calls:
             flags += ["--tool-call-parser", "qwen25"]
-        if args.l3 == "file":
-            flags += ["--hicache-storage-backend", "file"]
-        return [*flags, *args.server_arg]
+        return [*flags, *pool.flags, *args.server_arg]
 
     def _run(self, arm: Arm, seed: int, plan: Plan, line: Timeline) -> dict[str, Any]:
         about = {
@@ -127,25 +124,22 @@ class Comparison:
             **self.sizes[seed],
         }
         if arm.url:
-            return about | self._measure(arm, arm.url, seed, plan, line, None, None)
-        pool = self.args.workdir / "l3" if self.args.l3 == "file" else None
-        if pool is not None:
-            shutil.rmtree(pool, ignore_errors=True)
-            pool.mkdir(parents=True)
+            return about | self._measure(arm, arm.url, seed, plan, line, None, Pool())
         with ExitStack() as stack:
-            env, read = stack.enter_context(clock_env())
-            env = {**env, **arm.env, **({_STORAGE_DIR: str(pool)} if pool else {})}
+            pool = stack.enter_context(fresh_pool(self.args.l3, self.args.workdir))
+            clock, read = stack.enter_context(clock_env())
+            env = {**_joined(pool.env, clock), **arm.env}
             self.log.print(f"{arm.name}, seed {seed}: starting a server (20-60 s)")
             log_path = self.args.workdir / "logs" / f"{arm.name}-{seed}.log"
             log_path.parent.mkdir(parents=True, exist_ok=True)
-            flags = self._flags(arm, seed)
+            flags = self._flags(arm, seed, pool)
             server = stack.enter_context(ServerProcess(flags, env=env, log_path=log_path))
             core = _TREE_CORE.findall(server.log_text())
             about |= {"tree_core": core[-1] if core else "unknown", "flags": flags}
             return about | self._measure(arm, server.url, seed, plan, line, read, pool)
 
     def _measure(
-        self, arm: Arm, url: str, seed: int, plan: Plan, line: Timeline, read: Any, pool: Any
+        self, arm: Arm, url: str, seed: int, plan: Plan, line: Timeline, read: Any, pool: Pool
     ) -> dict[str, Any]:
         """Warm up, empty the caches, play, read."""
         warm_up(url, seed=seed)
@@ -153,7 +147,7 @@ class Comparison:
         time.sleep(0.2)  # the last turn of the loop is counted when the next one starts
         clock, before = read() if read else Reading(), measure.read_counters(url)
         title = f"{arm.name}, seed {seed}"
-        with Steps(self.log, title, plan.n_requests()) as steps, measure.PeakBytes(pool) as peak:
+        with Steps(self.log, title, plan.n_requests()) as steps, pool.peak or nullcontext():
             played = play(url, plan, line, arm.hints, steps.step)
         time.sleep(0.5)
         cpu = read().since(clock) if read else None
@@ -161,7 +155,7 @@ class Comparison:
         found["counters"] = measure.since(before, measure.read_counters(url))
         found["outcomes"] = measure.hint_outcomes(_get_sessions(url))
         found["scheduler"] = _scheduler(cpu, played.run.wall_s)
-        found["peak_l3_bytes"] = peak.peak_bytes if pool else None
+        found["peak_l3_bytes"] = pool.peak.peak_bytes if pool.peak else None
         return found
 
 
@@ -177,6 +171,12 @@ def kept_of(played: Played) -> dict[str, Any]:
     }
 
 
+def _joined(one: Mapping[str, str], other: Mapping[str, str]) -> dict[str, str]:
+    """Two environments; what both say on PYTHONPATH holds, one after the other."""
+    paths = [env["PYTHONPATH"] for env in (other, one) if "PYTHONPATH" in env]
+    return {**one, **other, "PYTHONPATH": os.pathsep.join(paths)}
+
+
 def spec_of(args: argparse.Namespace, seed: int) -> WorkloadSpec:
     return WorkloadSpec(
         seed=seed,
@@ -185,6 +185,7 @@ def spec_of(args: argparse.Namespace, seed: int) -> WorkloadSpec:
         lengths=args.lengths,
         gaps=args.gaps,
         max_gap_s=args.max_gap,
+        waves=args.waves,
         traces=args.traces,
         trace=args.trace,
         tool_calls=args.tool_calls,

@@ -11,7 +11,7 @@ import threading
 import urllib.error
 import urllib.request
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -61,16 +61,15 @@ def hint_outcomes(report: Mapping[str, Any] | None) -> dict[str, int]:
 
 
 class PeakBytes:
-    """Context manager: the largest size that a folder has meanwhile."""
+    """Context manager: the largest of what `size` says meanwhile, in bytes."""
 
-    def __init__(self, folder: Path | None) -> None:
-        self._folder, self.peak_bytes = folder, 0
+    def __init__(self, size: Callable[[], int]) -> None:
+        self._size, self.peak_bytes = size, 0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
     def __enter__(self) -> Self:
-        if self._folder is not None:
-            self._thread.start()
+        self._thread.start()
         return self
 
     def __exit__(
@@ -80,19 +79,28 @@ class PeakBytes:
         trace: TracebackType | None,
     ) -> None:
         self._stop.set()
-        if self._folder is not None:
-            self._thread.join()
-            self._look()
+        self._thread.join()
+        self._look()
 
     def _watch(self) -> None:
         while not self._stop.wait(_SAMPLE_EVERY_S):
             self._look()
 
     def _look(self) -> None:
-        total = 0
-        for path in self._folder.rglob("*"):
-            try:
-                total += path.stat().st_size if path.is_file() else 0
-            except OSError:  # removed meanwhile
-                continue
-        self.peak_bytes = max(self.peak_bytes, total)
+        self.peak_bytes = max(self.peak_bytes, self._size())
+
+
+def folder_bytes(folder: Path) -> int:
+    total = 0
+    for path in folder.rglob("*"):
+        try:
+            total += path.stat().st_size if path.is_file() else 0
+        except OSError:  # removed meanwhile
+            continue
+    return total
+
+
+def metric_bytes(text: str, name: str) -> int:
+    """A gauge of a Prometheus page, summed over labels; 0 if it is not there."""
+    found = (_LINE.match(line) for line in text.splitlines())
+    return round(sum(float(match[2]) for match in found if match and match[1] == name))

@@ -13,7 +13,8 @@ from pathlib import Path
 @dataclass(frozen=True)
 class WorkloadSpec:
     """`lengths`: model tokens per token of the trace. `gaps`: seconds per second of the trace,
-    after a cut at `max_gap_s` (of the trace). `turns`: most turns of one agent."""
+    after a cut at `max_gap_s` (of the trace). `turns`: most turns of one agent. `waves`: how
+    often a leader of the swarm calls members."""
 
     seed: int = 0
     users: int = 10
@@ -21,6 +22,7 @@ class WorkloadSpec:
     lengths: float = 0.02
     gaps: float = 0.05
     max_gap_s: float = 300.0
+    waves: int = 2
     traces: Path | None = None
     trace: str | None = None
     tool_calls: bool = False

@@ -16,7 +16,7 @@ from sam.bench.workloads.text import TOOL_NAMES, Vocabulary
 
 _WAVE = (2, 3)
 _MEMBER_TURNS = (3, 5)
-_STICKY_RUNS, _STICKY_TURNS = 2, 2
+_STICKY_TURNS = 2
 _MIN_TEXT, _REPLY = 6, (4, 24)
 _START_SPREAD_S = 1.0
 _PAUSE_S = (60.0, 240.0)  # of the trace: somebody looks at it, or does something else
@@ -86,11 +86,13 @@ class _User:
         self.root = f"swarm-{spec.seed}-user{user}"
         self.sticky = f"{self.root}_sub_verification_agent"
         self.made: dict[str, Agent] = {}
+        self.n_waves = 0
 
     def agents(self) -> dict[str, Agent]:
         shape = self.shapes.leader(self.rng)
         n_turns = min(max(self.spec.turns, 5), len(shape.turns))
-        waves = sorted(self.rng.sample(range(n_turns - 1), _STICKY_RUNS))
+        self.n_waves = min(self.spec.waves, n_turns - 1)
+        waves = sorted(self.rng.sample(range(n_turns - 1), self.n_waves))
         pause = self.rng.randrange(1, n_turns)
         cut = self.rng.randrange(n_turns // 2, n_turns) if self.rng.random() < _COMPRESSES else 0
         calls = [self._wave(waves.index(i), i) if i in waves else () for i in range(n_turns)]
@@ -139,7 +141,7 @@ class _User:
         return (*calls, Call(self.sticky, first, first + _STICKY_TURNS))
 
     def _make_sticky(self) -> None:
-        agent = self._member(self.sticky, _STICKY_RUNS * _STICKY_TURNS)
+        agent = self._member(self.sticky, self.n_waves * _STICKY_TURNS)
         turns = [
             replace(turn, tool="") if (index + 1) % _STICKY_TURNS == 0 else turn
             for index, turn in enumerate(agent.turns)
