@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import importlib
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 
 PINNED_VERSION = "0.5.23"
@@ -26,6 +28,9 @@ PATCH_MARKERS: dict[str, str] = {
     ),
     "storage-batch-remove": (
         "sglang.srt.mem_cache.hicache_storage:HiCacheStorage.batch_remove"
+    ),
+    "storage-write-session": (
+        "sglang.srt.mem_cache.unified_radix_cache:_OngoingWriteThrough.session_id"
     ),
 }
 """Symbol that each patch of `patches/series` adds, as `module:name[.attribute]`."""
@@ -62,6 +67,8 @@ USED_MEMBERS: dict[str, tuple[str, ...]] = {
         "shutdown",
         "prefetch_from_storage",
         "write_backup_storage",
+        "attach_storage_backend",
+        "insert",
         "check_prefetch_progress",
         "pop_prefetch_loaded_tokens",
         "release_aborted_request",
@@ -93,6 +100,11 @@ USED_MEMBERS: dict[str, tuple[str, ...]] = {
     "sglang.srt.mem_cache.base_prefix_cache:BasePrefixCache": ("on_release", "finish"),
     "sglang.srt.mem_cache.hicache_storage:HiCacheStorageFailureInjector": ("_backend",),
     "sglang.srt.mem_cache.hicache_storage:HiCacheFile": ("_evictor", "_get_suffixed_key"),
+    "sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller:HybridCacheController": (
+        "_page_backup",
+        "_page_transfer_kv_batch",
+        "backup_skip",
+    ),
     "sglang.srt.mem_cache.storage.file.lru_file_evictor:LRUFileEvictor": ("enabled", "touch"),
     "sglang.srt.entrypoints.openai.serving_base:OpenAIServingBase": ("_resolve_lora_path",),
     "sglang.srt.entrypoints.openai.serving_chat:OpenAIServingChat": (
@@ -191,6 +203,34 @@ def touch_files(backend: object, keys: list[str]) -> None:
     for key in reversed(keys):
         name = backend._get_suffixed_key(key)
         backend._evictor.touch(name, os.path.join(backend.file_path, f"{name}.bin"))
+
+
+def file_size(backend: object, key: str) -> int | None:
+    """Bytes of a page of the `file` backend, None where there is none."""
+    name = backend._get_suffixed_key(key)
+    try:
+        return os.path.getsize(os.path.join(backend.file_path, f"{name}.bin"))
+    except FileNotFoundError:
+        return None
+
+
+@contextmanager
+def pool_names_tell_format() -> Iterator[None]:
+    """A storage backend that is attached meanwhile names pages by KV dtype and layout, too:
+    SGLang's keys hold neither, and pages of the same size would be taken for one another."""
+    module = importlib.import_module("sglang.srt.managers.cache_controller")
+    inner = module.storage_model_name
+
+    def storage_model_name(model_name: str | None, host_pool: object) -> str:
+        dtype = str(host_pool.dtype).removeprefix("torch.")
+        parts = (inner(model_name, host_pool), dtype, host_pool.layout)
+        return "-".join(part for part in parts if part)
+
+    module.storage_model_name = storage_model_name
+    try:
+        yield
+    finally:
+        module.storage_model_name = inner
 
 
 def resolve(symbol: str) -> object | None:

@@ -15,6 +15,7 @@ import torch.multiprocessing as mp
 
 from sam.config import SamConfig
 from sam.core.manifests import BranchTokens
+from sam.core.sessions import SessionTable
 from sam.srt.mem_cache.storage.pool import SessionPool
 
 N_JOBS = 12
@@ -34,13 +35,52 @@ def lowest_of_ranks(value):
     return int(found.item())
 
 
+def pool_of_rank():
+    cache = SimpleNamespace(
+        enable_storage=True,
+        lowest_of_ranks=lowest_of_ranks,
+        hints=SimpleNamespace(table=SessionTable()),
+        ongoing_backup={},
+        cache_controller=SimpleNamespace(storage_backend=object()),
+    )
+    pool = SessionPool(cache, SamConfig(pool_keep_alive_s=0.0))
+    pool.account.period_s = 0.0
+    return pool
+
+
+def refuse_on_one_rank(rank, folder):
+    """Of three writes, each rank's pool refuses another one; one is under way on both."""
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2
+    )
+    pool = pool_of_rank()
+    for write in range(4):
+        pool.writes(10 + write, node_id=write)
+    pool._cache.ongoing_backup[13] = None
+    pool.transfers.refused.update({10 + rank, 13} if rank else {10})
+    pool.sync()
+    stored = [pool.is_stored(node_id) for node_id in range(4)]
+    pool._cache.ongoing_backup.clear()
+    pool.sync()
+    after = pool.is_stored(3)
+    left = len(pool.transfers.refused) + len(pool._writing)
+    with open(f"{folder}/rank{rank}.json", "w") as file:
+        json.dump([stored, after, left], file)
+    dist.destroy_process_group()
+
+
+def test_what_one_rank_refused_is_stored_on_none(tmp_path):
+    mp.spawn(refuse_on_one_rank, args=(str(tmp_path),), nprocs=2)
+    one, two = (json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in (0, 1))
+    assert one == two == [[False, False, True, True], False, 0]
+
+
 def run_rank(rank, folder):
     dist.init_process_group(
         "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2
     )
     rng = random.Random(rank)
-    cache = SimpleNamespace(enable_storage=True, lowest_of_ranks=lowest_of_ranks)
-    pool = SessionPool(cache, SamConfig(pool_keep_alive_s=0.0))
+    pool = pool_of_rank()
     jobs, ready_at = [], {}
     for step in range(2_000):
         if len(jobs) < N_JOBS and step % 3 == 0:

@@ -30,15 +30,19 @@ from sglang.srt.runtime_context import get_parallel
 
 from sam.config import SamConfig, load_config
 from sam.core.actions import ActionResult
-from sam.core.lineage import SessionState
+from sam.core.lineage import SHARED_SESSION_IDS, SessionState
+from sam.core.pool_usage import SHARED
 from sam.srt.managers.bindings import ANSWERED_ACTION, QUERY_ACTION, Route
 from sam.srt.managers.hint_manager import HintManager
 from sam.srt.managers.regret import RegretWatch
+from sam.srt.mem_cache.storage.accounting import STATES
 from sam.srt.mem_cache.storage.pool import SessionPool
 from sam.srt.mem_cache.tree_core import DropResult, SessionTreeCore
 from sam.srt.observability.metrics import SchedulerMetrics
 from sam.srt.observability.page_report import answer_query
+from sam.srt.observability.pool_metrics import PoolMetrics
 from sam.srt.observability.timeline_report import note_request, note_victim
+from sam.srt.upstream import pool_names_tell_format
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.cache_init_params import CacheInitParams
@@ -57,6 +61,7 @@ class SessionRadixCache(UnifiedRadixCache):
         self.pool = self.hints.moves.pool = SessionPool(self, self.config)
         self.n_errors = 0
         self._own_load: tuple[Any, int] | None = None
+        self._inserting: str | None = None
         super().__init__(params)
         self.tree_core.use_policy(self.config.retention_policy)
         self.hints.attach(self.tree_core)
@@ -65,6 +70,7 @@ class SessionRadixCache(UnifiedRadixCache):
         self.regret = self._create_regret_watch()
         if params.enable_metrics and get_parallel().tp_rank == 0:
             self.hints.metrics = SchedulerMetrics()
+            self.pool.account.metrics = PoolMetrics((*STATES, SHARED))
 
     # -- scheduler calls ----------------------------------------------------------
 
@@ -72,8 +78,20 @@ class SessionRadixCache(UnifiedRadixCache):
         super().on_request_queued(req, is_retracted=is_retracted)
         self._guard(self.hints.request_queued, req)
 
+    def insert(self, params: Any) -> Any:
+        """Pages that this brings into the pool are told whose they are."""
+        if params.session_id is None:
+            params.session_id = self._inserting
+        return super().insert(params)
+
     def checkpoint_into_tree(self, req: Any, *, up_to: int, **kwargs: Any) -> None:
-        super().checkpoint_into_tree(req, up_to=up_to, **kwargs)
+        binding = self.hints.requests.get(req.rid)
+        name = binding.key.session_id if binding is not None and binding.key else None
+        self._inserting = None if name in SHARED_SESSION_IDS else name
+        try:
+            super().checkpoint_into_tree(req, up_to=up_to, **kwargs)
+        finally:
+            self._inserting = None
         if not self.disable and self.hints.requests:
             self._guard(self._tag_branch, req)
         if self.regret is not None and len(self.hints.retention) and req.finished():
@@ -133,10 +151,15 @@ class SessionRadixCache(UnifiedRadixCache):
         super().sanity_check()
         self.tree_core.check_tags()
 
-    def write_backup_storage(self, node_id: int) -> None:
-        super().write_backup_storage(node_id)
-        if self.enable_storage:
-            self.pool.stored(node_id)
+    def write_backup_storage(self, node_id: int, session_id: str | None = None) -> None:
+        n_before = len(self.ongoing_backup)
+        super().write_backup_storage(node_id, session_id)
+        if len(self.ongoing_backup) > n_before:
+            self.pool.writes(next(reversed(self.ongoing_backup)), node_id)
+
+    def attach_storage_backend(self, *args: Any, **kwargs: Any) -> tuple[bool, str]:
+        with pool_names_tell_format():
+            return super().attach_storage_backend(*args, **kwargs)
 
     def shutdown(self) -> None:
         self.pool.close()
@@ -275,7 +298,9 @@ class SessionRadixCache(UnifiedRadixCache):
             self.tree_core.tags.set_branch(ref, node, ended=ended)
 
     def init_hicache(self, *args: Any, **kwargs: Any) -> None:
-        super().init_hicache(*args, **kwargs)
+        with pool_names_tell_format():
+            super().init_hicache(*args, **kwargs)
+        self.pool.transfers.watch(self.cache_controller)
         if self.regret is not None:
             host_pages = self.cache_controller.mem_pool_host.available_size() // self.page_size
             inclusive = self.cache_controller.write_policy != "write_back"

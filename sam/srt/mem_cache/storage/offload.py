@@ -28,6 +28,7 @@ class PoolOffloadTask(OffloadTask):
     def __init__(self, cache: Any, *args: Any, **kwargs: Any) -> None:
         self._asked: dict[int, int] = {}
         self._n_written = 0
+        self._refused = False
         self._resumed = False
         super().__init__(cache, *args, **kwargs)
 
@@ -49,6 +50,9 @@ class PoolOffloadTask(OffloadTask):
             return None
         tokens = msgspec.structs.replace(self._tree_outcome.tokens, pool=self._n_written)
         outcome = msgspec.structs.replace(self._tree_outcome, tokens=tokens)
+        if self._refused and outcome.status is ActionStatus.DONE:
+            fields = {"status": ActionStatus.CLIPPED, "reason": "pool_refused"}
+            outcome = msgspec.structs.replace(outcome, **fields)
         if self._resumed and (self._asked or self._todo):
             if outcome.status is ActionStatus.DONE:
                 status = ActionStatus.CLIPPED
@@ -59,7 +63,11 @@ class PoolOffloadTask(OffloadTask):
         """Note what has been written; ask for more, root to leaf, as far as may be under way."""
         cache = self._cache
         writing = {node_id for node_id, _ in cache.ongoing_backup.values()}
-        self._asked = {i: n for i, n in self._asked.items() if i in writing}
+        for node_id in [node_id for node_id in self._asked if node_id not in writing]:
+            n_tokens = self._asked.pop(node_id)
+            if not cache.pool.is_stored(node_id):
+                self._refused = True
+                self._n_written -= n_tokens
         if self._resumed:
             return
         limit = cache.config.max_offload_in_flight_tokens

@@ -25,6 +25,7 @@ from sam.core.manifests import (
 )
 from sam.core.page_ledger import PageLedger
 from sam.core.sessions import SessionKey, SessionRef
+from sam.srt.mem_cache.storage.accounting import PoolAccount
 from sam.srt.mem_cache.storage.keep_alive import KeepAlive
 from sam.srt.mem_cache.storage.objects import PoolObjects, objects_of
 from sam.srt.mem_cache.storage.offload import PoolOffloadTask
@@ -40,6 +41,7 @@ from sam.srt.mem_cache.storage.reclaim import (
     PoolSpanEvictTask,
 )
 from sam.srt.mem_cache.storage.resume import PoolPrefetchTask
+from sam.srt.mem_cache.storage.transfers import TransferWatch
 from sam.srt.mem_cache.storage.worker import BoundedNames, Job, PoolWorker
 
 if TYPE_CHECKING:
@@ -77,12 +79,15 @@ class SessionPool:
     def __init__(self, cache: Any, config: SamConfig) -> None:
         self._cache = cache
         self._config = config
+        self.transfers = TransferWatch()
+        self.account = PoolAccount(cache.hints.table, self.transfers)
         self.manifests = ManifestStore(config.pool_manifest_bytes)
         self.counters = dict.fromkeys(COUNTERS, 0)
         self.misses: dict[str, int] = {}
         self.n_prefetches = 0
         self._stored: OrderedDict[int, None] = OrderedDict()
         self._stored_in: Any = None
+        self._writing: OrderedDict[int, int] = OrderedDict()
         self._worker = PoolWorker(config.pool_max_jobs)
         self.keep_alive = KeepAlive(
             config.pool_keep_alive_bytes, config.pool_keep_alive_s, config.max_sessions
@@ -127,8 +132,10 @@ class SessionPool:
         self.keep_alive.touch(key)
         self._worker.submit_latest(key, lambda: self._note(key, tokens))
 
-    def stored(self, node_id: int) -> None:
-        """The node's pages were sent to the pool that is attached now."""
+    def writes(self, operation_id: int, node_id: int) -> None:
+        """The node's pages are on their way to the pool that is attached now; it counts as
+        stored there unless that is refused."""
+        self._writing[operation_id] = node_id
         backend = self._cache.cache_controller.storage_backend
         if backend is not self._stored_in:
             self._stored_in = backend
@@ -197,8 +204,11 @@ class SessionPool:
 
     def sync(self) -> None:
         """Once per step of the scheduler: jobs that are over on all ranks become ready."""
+        self._see_writes()
         if self.attached and self.keep_alive.is_due():
             self._worker.submit_latest(KeepAlive, self._renew)
+        if self.attached and self.account.is_due():
+            self._worker.submit_latest(PoolAccount, self._measure)
         if not self._worker.n_tracked:
             return
         agree = self._cache.lowest_of_ranks
@@ -207,6 +217,23 @@ class SessionPool:
                 digest = 0 if job.result is None else zlib.crc32(job.result.token_ids)
                 if agree(digest) != -agree(-digest):
                     job.result = None
+
+    def _see_writes(self) -> None:
+        """Writes that ended in this step, which are the same on all ranks; a node that one
+        rank's pool refused is stored on none."""
+        ended = []
+        while self._writing:
+            operation_id = next(iter(self._writing))
+            if operation_id in self._cache.ongoing_backup:
+                break
+            ended.append((operation_id, self._writing.pop(operation_id)))
+        refused = [i for i, _ in ended if i in self.transfers.refused]
+        if not ended or self._cache.lowest_of_ranks(-len(refused)) == 0:
+            return
+        self.transfers.refused.difference_update(refused)
+        for operation_id, node_id in ended:
+            if self._cache.lowest_of_ranks(int(operation_id not in refused)) == 0:
+                self._stored.pop(node_id, None)
 
     def close(self) -> None:
         self._worker.stop(STOP_TIMEOUT_S)
@@ -218,7 +245,7 @@ class SessionPool:
             **self.counters,
             "attached": self.attached,
             "page_bytes": page_bytes,
-            "bytes_removed": self.counters["pages_removed"] * page_bytes,
+            **self.account.report(self.counters["pages_removed"]),
             "manifest_misses": dict(self.misses),
             "manifests": len(self.manifests),
             "manifest_bytes": self.manifests.n_bytes,
@@ -311,6 +338,10 @@ class SessionPool:
             return None
         self.counters["manifests_read"] += 1
         return tokens
+
+    def _measure(self) -> None:
+        n_removed = self.counters["pages_removed"]
+        self.account.measure(self._ledger, self._page_bytes(), n_removed)
 
     def _renew(self) -> None:
         backend = self._cache.cache_controller.storage_backend
