@@ -145,9 +145,29 @@ export class Feed {
     this.problem = news.problem;
   }
 
+  // How many live sessions are below this one.
+  countBelow(record) {
+    const children = new Map();
+    for (const row of this.rows.values()) {
+      const key = row.parent == null ? "" : keyOf(row.tenant, row.parent);
+      if (!children.has(key)) children.set(key, []);
+      children.get(key).push(row);
+    }
+    const seen = new Set();
+    const visit = (row) => {
+      const key = keyOf(row.tenant, row.id);
+      if (seen.has(key)) return;
+      seen.add(key);
+      for (const child of children.get(key) || []) visit(child);
+    };
+    visit(record);
+    seen.delete(keyOf(record.tenant, record.id));
+    return [...seen].filter((key) => !["ended", "named"].includes(this.rows.get(key).state)).length;
+  }
+
   // Ask for an action on a session; resolves with its outcome.
-  async act(tenant, sessionId, action, subtree) {
-    const body = JSON.stringify({ tenant, session_id: sessionId, action, subtree });
+  async act(tenant, sessionId, action) {
+    const body = JSON.stringify({ tenant, session_id: sessionId, action });
     const message = await this.fetch("api/hints", { method: "POST", body });
     const query = new URLSearchParams({ tenant });
     for (let tries = 0; tries < 40; tries += 1) {

@@ -86,8 +86,12 @@ function Lanes({ events, now }) {
 const ACTIONS = {
   prefetch: "Bring it back before it is needed",
   offload: "Let its device memory go first; it stays on host",
-  evict: "End it and free what only it uses",
+  evict: "End it and those below it, and free what only they use",
 };
+
+function really(nBelow) {
+  return nBelow ? `Really evict, with ${count(nBelow)} below it?` : "Really evict?";
+}
 
 function Controls({ feed, record, say }) {
   const [sure, setSure] = useState(false);
@@ -117,7 +121,7 @@ function Controls({ feed, record, say }) {
     ${Object.entries(ACTIONS).map(([action, title]) => html`<button key=${action} type="button"
       class=${action === "evict" ? "danger" : ""} title=${title} disabled=${Boolean(busy)}
       onClick=${() => act(action)}>${busy === action ? "…"
-        : action === "evict" && sure ? "Really evict?" : action}</button>`)}</div>`;
+        : action === "evict" && sure ? really(feed.countBelow(record)) : action}</button>`)}</div>`;
 }
 
 export function Story({ feed, record, tiers, onClose, say }) {

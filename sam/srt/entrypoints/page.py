@@ -75,7 +75,8 @@ def _install_hints(app: Any, ingress: AgentHintIngress, feed: PageFeed) -> None:
     @app.post(f"{PREFIX}/api/hints")
     @auth_level(AuthLevel.ADMIN_OPTIONAL)
     async def act(request: Request, body: Annotated[dict[str, Any], Body()]) -> JSONResponse:
-        """Offload, prefetch or evict a session on its owner's behalf."""
+        """Offload, prefetch or evict a session on its owner's behalf; what is below it goes
+        along with an evict."""
         if _is_from_elsewhere(request):
             return _error(403, "the page sends this, no other site")
         if not ingress.config.allow_control:
@@ -84,12 +85,11 @@ def _install_hints(app: Any, ingress: AgentHintIngress, feed: PageFeed) -> None:
         kind = KINDS.get(str(body.get("action")))
         if kind is None or not feed.knows(key):
             return _error(404, "no such session, or no such action")
-        payload = {"session_id": key[1], "scope": "subtree" if body.get("subtree") else "session"}
         action = {
             "action_id": "page",
             "action_type": kind.value,
             "action_version": PROTOCOL_VERSION,
-            "payload": payload,
+            "payload": {"session_id": key[1]},
         }
         envelope = envelope_of(f"page-{uuid.uuid4().hex}", [action])
         return JSONResponse(ingress.submit_envelope(envelope, key[0]))

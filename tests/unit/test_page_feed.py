@@ -1,0 +1,230 @@
+"""The page's copy of the scheduler: how often it asks, what each viewer gets."""
+
+import asyncio
+import json
+
+import msgspec
+import pytest
+
+pytest.importorskip("sglang")
+
+from sam.srt.entrypoints import page_feed
+from sam.srt.entrypoints.page_feed import INTERVAL_S, PageFeed
+
+
+class Scheduler:
+    """Answers as `page_report` does, from what the test says."""
+
+    def __init__(self):
+        self.asked, self.sessions, self.gone, self.events = [], {}, [], []
+        self.epoch, self.seq, self.series, self.gate = "a", 0, [], None
+        self.sweep_next = 1
+
+    def record(self, name, **fields):
+        self.seq += 1
+        self.sessions[name] = {"tenant": "t", "id": name, **fields}
+
+    async def ask(self, **payload):
+        self.asked.append(payload)
+        if self.gate is not None:
+            await self.gate.wait()
+        return {
+            "epoch": self.epoch,
+            "seq": self.seq,
+            "now_s": 100.0,
+            "n_sessions": len(self.sessions),
+            "sessions": list(self.sessions.values()),
+            "gone": [["t", name] for name in self.gone],
+            "sweep_next": self.sweep_next,
+            "first_event": payload["event"],
+            "events": self.events[payload["event"] :],
+            "series": self.series,
+            "stories": [{"key": list(key), "events": [{"t": 1}]} for key in payload["watch"]],
+            "summary": {"errors": 0},
+        }
+
+
+class Viewer:
+    def __init__(self, feed):
+        self.feed, self.epoch, self.version, self.event = feed, "", 0, 0
+        self.known = {}
+
+    async def look(self, watch=None):
+        news = await self.feed.look(self.epoch, self.version, self.event, 0.0, watch)
+        if news["epoch"] != self.epoch:
+            self.known = {}
+        self.epoch, self.version = news["epoch"], news["version"]
+        self.event = news["next_event"]
+        for row in json.loads(msgspec.json.encode(news["sessions"])):
+            self.known[row["id"]] = row
+        for _, name in news["gone"]:
+            self.known.pop(name, None)
+        return news
+
+
+@pytest.fixture
+def rig():
+    scheduler, now = Scheduler(), [0.0]
+    feed = PageFeed(scheduler.ask, clock=lambda: now[0])
+
+    def later(seconds=INTERVAL_S):
+        now[0] += seconds
+
+    return scheduler, feed, later
+
+
+def test_nothing_is_asked_while_nobody_looks_and_once_a_second_for_all(rig):
+    scheduler, feed, later = rig
+    scheduler.record("s")
+    assert not scheduler.asked
+
+    async def watch():
+        viewers = [Viewer(feed) for _ in range(20)]
+        for _ in range(5):
+            await asyncio.gather(*(viewer.look() for viewer in viewers))
+            later(INTERVAL_S / 2)
+        assert all(set(viewer.known) == {"s"} for viewer in viewers)
+
+    asyncio.run(watch())
+    assert len(scheduler.asked) == 3
+    assert scheduler.asked[1]["seq"] == scheduler.seq and scheduler.asked[1]["epoch"] == "a"
+
+
+def test_a_viewer_gets_what_changed_and_nothing_else(rig):
+    scheduler, feed, later = rig
+
+    async def watch():
+        viewer = Viewer(feed)
+        scheduler.record("a", state="idle")
+        scheduler.record("b", state="idle")
+        scheduler.events = [{"t": 1}]
+        news = await viewer.look()
+        assert len(news["sessions"]) == 2 and news["events"] == [{"t": 1}]
+        later()
+        scheduler.record("b", state="running")
+        scheduler.events.append({"t": 2})
+        news = await viewer.look()
+        assert len(news["sessions"]) == 1 and news["events"] == [{"t": 2}]
+        assert viewer.known["b"]["state"] == "running"
+        later()
+        scheduler.gone = ["a"]
+        del scheduler.sessions["a"]
+        await viewer.look()
+        assert set(viewer.known) == {"b"} and not feed.knows(("t", "a"))
+
+    asyncio.run(watch())
+
+
+def test_many_rows_come_in_parts_that_are_all(rig, monkeypatch):
+    scheduler, feed, later = rig
+    monkeypatch.setattr(page_feed, "ROWS_PER_REPLY", 10)
+    for i in range(35):
+        scheduler.record(f"s{i}")
+
+    async def watch():
+        viewer, n_looks = Viewer(feed), 0
+        while (await viewer.look())["more"]:
+            n_looks += 1
+        assert n_looks == 3 and len(viewer.known) == 35
+
+    asyncio.run(watch())
+    assert len(scheduler.asked) == 1
+
+
+def test_a_busy_scheduler_is_told_and_old_news_shown(rig, monkeypatch):
+    scheduler, feed, later = rig
+    monkeypatch.setattr(page_feed, "PATIENCE_S", 0.01)
+    scheduler.record("s")
+
+    async def watch():
+        viewer = Viewer(feed)
+        await viewer.look()
+        scheduler.gate = asyncio.Event()
+        for seconds in (1.0, 2.0):
+            later(seconds)
+            news = await viewer.look()
+        assert news["age_s"] == 3.0 and len(scheduler.asked) == 2
+        scheduler.gate.set()
+        await asyncio.sleep(0.01)
+        assert (await viewer.look())["age_s"] == 0.0
+
+        async def too_busy(**payload):
+            raise TimeoutError
+
+        feed._ask = too_busy
+        later()
+        assert (await viewer.look())["problem"] == "busy" and viewer.known
+
+    asyncio.run(watch())
+
+
+def test_nothing_known_and_no_answer_is_a_timeout():
+    async def too_busy(**payload):
+        raise TimeoutError
+
+    with pytest.raises(TimeoutError):
+        asyncio.run(PageFeed(too_busy).look("", 0, 0, 0.0, None))
+
+
+def test_another_scheduler_starts_over(rig):
+    scheduler, feed, later = rig
+
+    async def watch():
+        viewer = Viewer(feed)
+        scheduler.record("old")
+        await viewer.look()
+        later()
+        scheduler.sessions, scheduler.epoch = {}, "b"
+        scheduler.record("new")
+        await viewer.look()
+        assert set(viewer.known) == {"new"}
+
+    asyncio.run(watch())
+
+
+def test_a_story_is_asked_for_while_somebody_reads_it(rig):
+    scheduler, feed, later = rig
+    scheduler.record("s")
+
+    async def watch():
+        viewer = Viewer(feed)
+        assert (await viewer.look(watch=("t", "s")))["story"] == [{"t": 1}]
+        for _ in range(7):
+            later()
+            await viewer.look()
+        assert [len(payload["watch"]) for payload in scheduler.asked] == [1] * 5 + [0] * 3
+
+    asyncio.run(watch())
+
+
+def test_what_the_sweep_misses_twice_is_gone(rig):
+    scheduler, feed, later = rig
+    scheduler.sweep_next = 0
+
+    async def watch():
+        viewer = Viewer(feed)
+        scheduler.record("kept")
+        scheduler.record("lost")
+        await viewer.look()
+        del scheduler.sessions["lost"]
+        for _ in range(3):
+            later()
+            await viewer.look()
+        assert set(viewer.known) == {"kept"}
+
+    asyncio.run(watch())
+
+
+def test_the_last_bucket_is_replaced_not_repeated(rig):
+    scheduler, feed, later = rig
+
+    async def watch():
+        viewer = Viewer(feed)
+        scheduler.series = [{"t": 5.0, "prompt": 1}]
+        await viewer.look()
+        later()
+        scheduler.series = [{"t": 5.0, "prompt": 4}, {"t": 10.0}]
+        assert (await viewer.look())["series"] == scheduler.series
+
+    asyncio.run(watch())
+    assert scheduler.asked[1]["bucket_s"] == 5.0
