@@ -85,7 +85,7 @@ function Activity({ feed, onPick }) {
 
 function AskKey({ feed }) {
   const field = useRef(null);
-  useEffect(() => field.current.focus(), []);
+  useEffect(() => field.current?.focus(), []);
   const send = (event) => {
     event.preventDefault();
     const key = field.current.value.trim();

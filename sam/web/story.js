@@ -126,7 +126,7 @@ function Controls({ feed, record, say }) {
 
 export function Story({ feed, record, tiers, onClose, say }) {
   const heading = useRef(null);
-  useEffect(() => heading.current.focus({ preventScroll: true }), [record.id, record.tenant]);
+  useEffect(() => heading.current?.focus({ preventScroll: true }), [record.id, record.tenant]);
   const now = feed.now();
   const events = feed.story;
   return html`<aside class="card story" aria-label="Story of one session"

@@ -173,12 +173,13 @@ export function Sessions({ feed, tiers, picked, onPick }) {
   }, [feed.epoch, feed.shape]);
 
   useEffect(() => {
-    const measure = () => {
-      const row = parseFloat(getComputedStyle(box.current).getPropertyValue("--row")) || 36;
-      setScroll((was) => ({ ...was, height: box.current.clientHeight, row }));
-    };
-    const watcher = new ResizeObserver(measure);
-    watcher.observe(box.current);
+    const element = box.current;
+    if (!element) return undefined;
+    const watcher = new ResizeObserver(() => {
+      const row = parseFloat(getComputedStyle(element).getPropertyValue("--row")) || 36;
+      setScroll((was) => ({ ...was, height: element.clientHeight, row }));
+    });
+    watcher.observe(element);
     return () => watcher.disconnect();
   }, []);
 

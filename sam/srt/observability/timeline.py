@@ -20,6 +20,7 @@ import msgspec
 from sam.core.actions import ActionKind, SessionAction
 from sam.core.events import Event, EventKind, EventLog
 from sam.core.lineage import Session, SessionKey, SessionRef, SessionState
+from sam.core.retention import NextUseRank
 from sam.srt.observability.timeline_series import TimeSeries
 
 MAX_EVENTS = 2_048
@@ -30,6 +31,8 @@ MAX_NAMED_USERS = 4
 """A victim with more users counts as shared: it is in no single session's story."""
 MERGE_S = 2.0
 """Evictions of a session within so many seconds are one event."""
+RANKS = ("plain", "shared", *(rank.name.lower() for rank in NextUseRank))
+"""What an evicted node counts as: no session's, many sessions', or its next use's rank."""
 
 _KINDS = {
     SessionState.RUNNING: EventKind.QUEUED,
@@ -39,6 +42,25 @@ _KINDS = {
     SessionState.NAMED: EventKind.DROPPED,
 }
 _TIER_FIELDS = {"device": "device_tokens", "host": "host_tokens"}
+_COUNTED = {(tier, rank): f"evicted_{tier}_{rank}" for tier in _TIER_FIELDS for rank in RANKS}
+
+
+class _Eviction:
+    """Tokens of one session that left one tier within a moment; becomes an event when read."""
+
+    __slots__ = ("kind", "n_tokens", "t", "tier")
+
+    def __init__(self, t: float, kind: EventKind, tier: str, n_tokens: int) -> None:
+        self.t = t
+        self.kind = kind
+        self.tier = tier
+        self.n_tokens = n_tokens
+
+    def event(self, key: SessionKey) -> Event:
+        tokens = {_TIER_FIELDS[self.tier]: self.n_tokens}
+        return Event(
+            t=self.t, kind=self.kind, tenant=key.tenant, session_id=key.session_id, **tokens
+        )
 
 
 class Timeline:
@@ -50,7 +72,7 @@ class Timeline:
         self.events = EventLog(MAX_EVENTS)
         self.series = TimeSeries()
         self.seq = 0
-        self._stories: OrderedDict[SessionKey, deque[Event]] = OrderedDict()
+        self._stories: OrderedDict[SessionKey, deque[Event | _Eviction]] = OrderedDict()
         self._changed: OrderedDict[SessionKey, int] = OrderedDict()
 
     # -- what is told -------------------------------------------------------------
@@ -109,12 +131,16 @@ class Timeline:
     ) -> None:
         """Memory ran short: a node leaves the tier. `moved`: a copy of it stays below."""
         now_s = self.clock()
-        self.series.add(now_s, **{f"evicted_{tier}_{rank}": n_tokens})
+        self.series.add_one(now_s, _COUNTED[tier, rank], n_tokens)
         if len(users) > MAX_NAMED_USERS:
             return
         kind = EventKind.DEMOTED_TOKENS if moved else EventKind.EVICTED_TOKENS
-        for key in dict.fromkeys(map(key_of_user, users)):
-            self._evicted(key, kind, tier, n_tokens, now_s)
+        last = None
+        for user in users:
+            key = key_of_user(user)
+            if key != last:
+                self._evicted(key, kind, tier, n_tokens, now_s)
+            last = key
 
     def touch(self, key: SessionKey) -> None:
         """What is known of the session is not what it was."""
@@ -137,7 +163,8 @@ class Timeline:
 
     def story(self, key: SessionKey) -> list[Event]:
         """The newest events of a session, oldest first."""
-        return list(self._stories.get(key, ()))
+        story = self._stories.get(key, ())
+        return [each.event(key) if isinstance(each, _Eviction) else each for each in story]
 
     # -- inside -------------------------------------------------------------------
 
@@ -149,7 +176,7 @@ class Timeline:
         self._story(key).append(event)
         self.touch(key)
 
-    def _story(self, key: SessionKey) -> deque[Event]:
+    def _story(self, key: SessionKey) -> deque[Event | _Eviction]:
         story = self._stories.get(key)
         if story is None:
             story = self._stories[key] = deque(maxlen=EVENTS_PER_STORY)
@@ -163,21 +190,17 @@ class Timeline:
         self, key: SessionKey, kind: EventKind, tier: str, n_tokens: int, now_s: float
     ) -> None:
         """Into the session's story only: a pool under pressure evicts all the time."""
-        story, field = self._story(key), _TIER_FIELDS[tier]
+        story = self._story(key)
         last = story[-1] if story else None
-        if last is not None and last.kind is kind and now_s - last.t < MERGE_S:
-            total = getattr(last, field) + n_tokens
-            story[-1] = msgspec.structs.replace(last, **{field: total})
+        if (
+            type(last) is _Eviction
+            and last.kind is kind
+            and last.tier == tier
+            and now_s - last.t < MERGE_S
+        ):
+            last.n_tokens += n_tokens
         else:
-            story.append(
-                Event(
-                    t=now_s,
-                    kind=kind,
-                    tenant=key.tenant,
-                    session_id=key.session_id,
-                    **{field: n_tokens},
-                )
-            )
+            story.append(_Eviction(now_s, kind, tier, n_tokens))
         self.touch(key)
 
 

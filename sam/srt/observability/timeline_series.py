@@ -17,6 +17,7 @@ class TimeSeries:
 
     def __init__(self) -> None:
         self._buckets: deque[dict[str, float]] = deque(maxlen=N_BUCKETS)
+        self._ends_s = float("-inf")
 
     def add(self, now_s: float, **counts: int) -> None:
         """Add to the counts of the bucket at hand."""
@@ -25,23 +26,26 @@ class TimeSeries:
             if n:
                 bucket[name] = bucket.get(name, 0) + n
 
+    def add_one(self, now_s: float, name: str, n: int) -> None:
+        """Add to one count of the bucket at hand."""
+        bucket = self._at(now_s)
+        bucket[name] = bucket.get(name, 0) + n
+
     def level(self, now_s: float, **levels: float) -> None:
         """Set levels of the bucket at hand."""
         self._at(now_s).update(levels)
 
     def is_new(self, now_s: float) -> bool:
         """Whether nothing is known of the bucket at hand yet."""
-        return not self._buckets or self._buckets[-1]["t"] < _start(now_s)
+        return now_s >= self._ends_s
 
     def since(self, time_s: float) -> list[dict[str, float]]:
         """Buckets that began at `time_s` or later, oldest first."""
         return [dict(bucket) for bucket in self._buckets if bucket["t"] >= time_s]
 
     def _at(self, now_s: float) -> dict[str, float]:
-        if self.is_new(now_s):
-            self._buckets.append({"t": _start(now_s)})
+        if now_s >= self._ends_s:
+            start_s = now_s // BUCKET_S * BUCKET_S
+            self._ends_s = start_s + BUCKET_S
+            self._buckets.append({"t": start_s})
         return self._buckets[-1]
-
-
-def _start(now_s: float) -> float:
-    return now_s // BUCKET_S * BUCKET_S
