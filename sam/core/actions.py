@@ -109,6 +109,12 @@ class SessionAction(msgspec.Struct, frozen=True, kw_only=True):
     extra_key: str | None = None
     source: Literal["messages", "tools", "tokens"] | None = None
 
+    def does_the_same(self, other: SessionAction) -> bool:
+        """Whether the two differ in nothing but their id and time."""
+        return self == msgspec.structs.replace(
+            other, action_id=self.action_id, time_s=self.time_s
+        )
+
 
 def parse_action(action: object, limits: HintLimits = DEFAULT_LIMITS) -> SessionAction | None:
     """Decode one action, a dict or a struct of the shape of upstream's KvHintAction.

@@ -7,6 +7,7 @@ code with the table beyond plain value types.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from sam.core.lineage import SHARED_SESSION_IDS, SessionKey, SessionRef
@@ -43,8 +44,11 @@ class _Record:
 class ReferenceTable:
     """Same calls and answers as SessionTable, in O(n) or worse each."""
 
-    def __init__(self, limits: SessionLimits = DEFAULT_LIMITS) -> None:
+    def __init__(
+        self, limits: SessionLimits = DEFAULT_LIMITS, client_of: Callable[[str], str] = str
+    ) -> None:
         self.limits = limits
+        self.client_of = client_of
         self.now_s = 0.0
         self.records: list[_Record] = []
         self.counters = {name: 0 for name in COUNTER_NAMES}
@@ -273,37 +277,38 @@ class ReferenceTable:
             self.records = [r for r in self.records if r not in useless]
 
     def keep_bounds(self, opened: SessionKey) -> None:
-        limits, tenant = self.limits, opened.tenant
-        while self.count(tenant) > limits.max_per_tenant:
-            if not self.drop_one(opened, tenant):
+        limits, client = self.limits, self.client_of(opened.tenant)
+        while self.count(client) > limits.max_per_tenant:
+            if not self.drop_one(opened, client):
                 break
         while self.count(None) > limits.max_sessions:
-            n_tenants = len({r.key.tenant for r in self.records})
-            greedy = self.count(tenant) > limits.max_sessions // n_tenants
-            if greedy and self.drop_one(opened, tenant):
-                continue
-            if not self.drop_one(opened, None):
+            largest = min(self.clients(), key=lambda c: (-self.count(c), c))
+            if not self.drop_one(opened, largest) and not self.drop_one(opened, None):
                 break
-        too_many = self.count(tenant) > limits.max_per_tenant
+        too_many = self.count(client) > limits.max_per_tenant
         if too_many or self.count(None) > limits.max_sessions:
             self.counters["over_capacity"] += 1
-        while len(self.named(tenant)) > limits.max_per_tenant:
-            self.drop_named(self.named(tenant)[0])
+        while len(self.named(client)) > limits.max_per_tenant:
+            self.drop_named(self.named(client)[0])
         while len(self.named(None)) > limits.max_named:
-            self.drop_named(self.named(None)[0])
+            largest = min(self.clients(), key=lambda c: (-len(self.named(c)), c))
+            self.drop_named(self.named(largest)[0])
 
-    def count(self, tenant: str | None) -> int:
-        bound = [r for r in self.records if r.state != "named"]
-        return len([r for r in bound if tenant in (None, r.key.tenant)])
+    def clients(self) -> set[str]:
+        return {self.client_of(r.key.tenant) for r in self.records}
 
-    def named(self, tenant: str | None) -> list[_Record]:
-        named = [r for r in self.records if r.state == "named"]
-        named = [r for r in named if tenant in (None, r.key.tenant)]
+    def of(self, client: str | None) -> list[_Record]:
+        return [r for r in self.records if client in (None, self.client_of(r.key.tenant))]
+
+    def count(self, client: str | None) -> int:
+        return len([r for r in self.of(client) if r.state != "named"])
+
+    def named(self, client: str | None) -> list[_Record]:
+        named = [r for r in self.of(client) if r.state == "named"]
         return sorted(named, key=lambda r: r.named_order)
 
-    def drop_one(self, opened: SessionKey, tenant: str | None) -> bool:
-        others = [r for r in self.records if r.key != opened]
-        others = [r for r in others if tenant in (None, r.key.tenant)]
+    def drop_one(self, opened: SessionKey, client: str | None) -> bool:
+        others = [r for r in self.of(client) if r.key != opened]
         drained = [r for r in others if r.state == "ended" and not r.requests]
         resting = [r for r in others if r.state in _RESTING]
         order = sorted(drained, key=lambda r: r.end_order)

@@ -1,15 +1,17 @@
 """Records of the session table and the orders in which they may be dropped.
 
 Owns storage, the bounds, and the generation floor. Keeps four insertion-ordered maps per
-tenant and overall (all, named, resting, ended) in step with every change of state, so
-that the oldest of each is found in O(1). Must never decide which state a session enters
-or when it ages out: that is `sam.core.sessions`.
+client and overall (all, named, resting, ended) in step with every change of state, so
+that the oldest of each is found in O(1), and the client that holds most in O(log n). A client
+is one tenant, or several that one caller may have invented. Must never decide which state a
+session enters or when it ages out: that is `sam.core.sessions`.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from heapq import heapify, heappop, heappush
 from itertools import islice
 
 import msgspec
@@ -34,6 +36,7 @@ class SessionLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 DEFAULT_LIMITS = SessionLimits()
+_MIN_BEFORE_COMPACTION = 64
 
 
 class SessionOrder:
@@ -60,33 +63,82 @@ class SessionOrder:
         return None
 
 
-class SessionStore:
-    """Sessions by key, overall and per tenant. See SessionTable for the rules it serves."""
+class Largest:
+    """Which of several names has the largest size; of equal ones the first by name."""
 
-    def __init__(self, limits: SessionLimits, counters: dict[str, int]) -> None:
+    def __init__(self, size_of: Callable[[str], int]) -> None:
+        self._size_of = size_of
+        self._heap: list[tuple[int, str]] = []
+        self._n_after_compaction = 0
+
+    def changed(self, name: str) -> None:
+        """To be told of each change of a size. O(log n)."""
+        heappush(self._heap, (-self._size_of(name), name))
+        if len(self._heap) > 2 * self._n_after_compaction + _MIN_BEFORE_COMPACTION:
+            names = {name for _, name in self._heap}
+            self._heap = [(-n, name) for name in names if (n := self._size_of(name))]
+            heapify(self._heap)
+            self._n_after_compaction = len(self._heap)
+
+    def name(self) -> str | None:
+        """The largest; None if all are empty."""
+        while self._heap:
+            size, name = self._heap[0]
+            if size and self._size_of(name) == -size:
+                return name
+            heappop(self._heap)
+        return None
+
+
+class SessionStore:
+    """Sessions by key, overall and per client. See SessionTable for the rules it serves."""
+
+    def __init__(
+        self,
+        limits: SessionLimits,
+        counters: dict[str, int],
+        client_of: Callable[[str], str],
+    ) -> None:
         self.limits = limits
         self.all = SessionOrder()
         self.dropped: list[SessionRef] = []
         self.generation_floor = 0
         self.on_state: Callable[[Session, SessionState], None] | None = None
         self._counters = counters
-        self._tenants: dict[str, SessionOrder] = {}
+        self._client_of = client_of
+        self._clients: dict[str, SessionOrder] = {}
+        self._most_sessions = Largest(lambda client: self._of(client).n_sessions)
+        self._most_named = Largest(lambda client: len(self._of(client).named))
 
-    def scope(self, tenant: str | None) -> SessionOrder:
-        return self.all if tenant is None else self._tenants.get(tenant, SessionOrder())
+    def of_tenant(self, tenant: str | None) -> Iterable[Session]:
+        """Its records, or all, in order of first appearance."""
+        if tenant is None:
+            return self.all.nodes.values()
+        of_client = self._of(self._client_of(tenant)).nodes.values()
+        return (session for session in of_client if session.key.tenant == tenant)
+
+    def _of(self, client: str) -> SessionOrder:
+        return self._clients.get(client) or SessionOrder()
 
     def _orders(self, session: Session) -> tuple[SessionOrder, SessionOrder]:
-        return self.all, self._tenants[session.key.tenant]
+        return self.all, self._clients[self._client_of(session.key.tenant)]
+
+    def _sizes_changed(self, session: Session) -> None:
+        """The session became a placeholder, or none any more, or is no record any more."""
+        client = self._client_of(session.key.tenant)
+        self._most_sessions.changed(client)
+        self._most_named.changed(client)
 
     def node(self, key: SessionKey) -> Session:
         """The record of `key`, new and NAMED if there was none."""
         session = self.all.nodes.get(key)
         if session is None:
             session = Session(key)
-            self._tenants.setdefault(key.tenant, SessionOrder())
+            self._clients.setdefault(self._client_of(key.tenant), SessionOrder())
             for order in self._orders(session):
                 order.nodes[key] = session
                 order.named[key] = session
+            self._sizes_changed(session)
         return session
 
     def set_state(self, session: Session, state: SessionState) -> None:
@@ -109,6 +161,8 @@ class SessionStore:
                 order.ended[key] = session
             elif is_resting and not was_resting:
                 order.resting[key] = session
+        if (old is SessionState.NAMED) != (state is SessionState.NAMED):
+            self._sizes_changed(session)
         if self.on_state is not None:
             self.on_state(session, old)
 
@@ -125,17 +179,17 @@ class SessionStore:
     def enforce_bounds(self, opened: Session) -> None:
         """Drop what exceeds the bounds after `opened` was opened, never `opened` itself.
 
-        The opener's tenant pays first, for its own bound and, if it holds more than an
-        equal share of the table, for the overall one.
+        Over its own bound the opener's client pays; over the overall one the client that
+        holds most, so that nobody is pushed out of an equal share of the table.
         """
-        own, limits = self._tenants[opened.key.tenant], self.limits
+        client, limits = self._client_of(opened.key.tenant), self.limits
+        own = self._clients[client]
         while own.n_sessions > limits.max_per_tenant:
             if not self._drop_oldest(own, opened):
                 break
         while self.all.n_sessions > limits.max_sessions:
-            fair_share = limits.max_sessions // len(self._tenants)
-            greedy = own.n_sessions > fair_share and self._drop_oldest(own, opened)
-            if not greedy and not self._drop_oldest(self.all, opened):
+            largest = self._of(self._most_sessions.name() or client)
+            if not self._drop_oldest(largest, opened) and not self._drop_oldest(self.all, opened):
                 break
         over_own = own.n_sessions > limits.max_per_tenant
         if over_own or self.all.n_sessions > limits.max_sessions:
@@ -143,7 +197,8 @@ class SessionStore:
         while len(own.named) > limits.max_per_tenant:
             self._drop_named(next(iter(own.named.values())))
         while len(self.all.named) > limits.max_named:
-            self._drop_named(next(iter(self.all.named.values())))
+            largest = self._of(self._most_named.name() or client)
+            self._drop_named(next(iter(largest.named.values())))
 
     def _drop_oldest(self, order: SessionOrder, keep: Session) -> bool:
         victim = order.oldest_droppable(keep)
@@ -172,6 +227,8 @@ class SessionStore:
             for order in self._orders(node):
                 del order.nodes[node.key]
                 del order.named[node.key]
-            if not self._tenants[node.key.tenant].nodes:
-                del self._tenants[node.key.tenant]
+            client = self._client_of(node.key.tenant)
+            if not self._clients[client].nodes:
+                del self._clients[client]
+            self._sizes_changed(node)
             node = detach(node)

@@ -15,8 +15,9 @@ Rules that are not obvious from the signatures:
   parent re-parents unless that closes a cycle.
 * Ageing ends a session alone, without its subtree: everyone has an own clock.
 * Over a bound the oldest drained ENDED record goes, then the oldest resting session,
-  never one with requests of its current life. A tenant's own bound is applied first. A
-  dropped record with children stays as NAMED, so that lineage survives.
+  never one with requests of its current life: of the opener's client where that is over its
+  own bound, then of the client that holds most. A client is a tenant, or what `client_of` makes
+  of it. A dropped record with children stays as NAMED, so that lineage survives.
 * An id that was forgotten never comes back with a generation it had before.
 """
 
@@ -80,11 +81,13 @@ class SessionTable:
     walks over a subtree, re-parenting of a session with children (O(depth)), and reports.
     """
 
-    def __init__(self, limits: SessionLimits = DEFAULT_LIMITS) -> None:
+    def __init__(
+        self, limits: SessionLimits = DEFAULT_LIMITS, client_of: Callable[[str], str] = str
+    ) -> None:
         self.limits = limits
         self.now_s = 0.0
         self.counters: dict[str, int] = dict.fromkeys(COUNTER_NAMES, 0)
-        self._store = SessionStore(limits, self.counters)
+        self._store = SessionStore(limits, self.counters, client_of)
         self._leases: list[tuple[float, int, Session]] = []
         self._n_leases_made = 0
 
@@ -283,16 +286,15 @@ class SessionTable:
 
     def roots(self, tenant: str | None = None) -> list[SessionKey]:
         """Keys without a parent, in order of first appearance. O(n), for reports."""
-        nodes = self._store.scope(tenant).nodes.values()
-        return [node.key for node in nodes if node.parent is None]
+        return [node.key for node in self._store.of_tenant(tenant) if node.parent is None]
 
     def snapshot(
         self, offset: int = 0, limit: int = 100, tenant: str | None = None
     ) -> list[dict[str, object]]:
         """One page of plain records in order of first appearance, for GET /sessions."""
-        nodes = self._store.scope(tenant).nodes.values()
         depths: dict[SessionKey, int] = {}
-        page = islice(nodes, max(offset, 0), max(offset, 0) + max(limit, 0))
+        first, nodes = max(offset, 0), self._store.of_tenant(tenant)
+        page = islice(nodes, first, first + max(limit, 0))
         return [self._describe(session, depths) for session in page]
 
     # -- inside -------------------------------------------------------------------

@@ -11,6 +11,8 @@ pytest.importorskip("sglang")
 
 from sam.core.retention import NextUseRank
 from sam.core.sessions import SessionState
+from sam.srt.entrypoints.tenant import client_of
+from sam.srt.mem_cache.ownership import path_up
 
 pages = pytest.mark.parametrize("page_size", [1, 16])
 SYSTEM = [9_000 + i for i in range(32)]
@@ -247,6 +249,80 @@ def test_one_owner_retains_at_most_its_share(make_rig):
     assert rig.hint("retain", "a", ttl_s=0.0).status == "done"
     assert rig.hint("retain", "b", ttl_s=60.0).status == "done"
     assert rig.ranks(rig.branch("a")) == {NextUseRank.IDLE}
+
+
+def retained(rig):
+    found = rig.cache.hints.moves.retained
+    client = client_of(rig.ref("a").key.tenant)
+    assert found._sums.get(client, 0) == sum(
+        entry.n_tokens for of in found._of_client.values() for entry in of.values()
+    )
+    return found.tokens_of(client)
+
+
+def on_device(rig, *names):
+    """Device tokens of the nodes of these sessions' current branches, each once."""
+    tree = rig.cache.tree_core
+    nodes = {
+        node.id: node for name in names for node in path_up(tree.tags.current(rig.ref(name)))
+    }
+    return sum(tree.tokens_of(node)[0] for node in nodes.values())
+
+
+def test_a_shared_prefix_is_retained_once(make_rig):
+    rig = make_rig(tokens=512)
+    shared = text(1, 64)
+    for name in "abc":
+        rig.run(shared + text(ord(name), 16), session=name)
+    assert [rig.hint("retain", n, ttl_s=60.0).status for n in "abc"] == ["done"] * 3
+    assert retained(rig) == on_device(rig, "a", "b", "c") < 128
+    rig.hint("retain", "a", ttl_s=0.0)
+    assert retained(rig) == on_device(rig, "b", "c")
+    rig.hint("evict", "b")
+    assert retained(rig) == on_device(rig, "c")
+    rig.clock += 61.0
+    rig.run(text(2, 16), session="d")
+    assert retained(rig) == 0 and not rig.cache.hints.moves.retained._of_client
+
+
+def test_a_retained_session_that_grows_is_counted_and_may_lose_it(make_rig):
+    rig = make_rig(tokens=512)
+    rig.run(text(1, 32), session="a")
+    assert rig.hint("retain", "a", ttl_s=600.0).status == "done"
+    rig.run(text(1, 32) + text(2, 48), session="a")
+    assert retained(rig) == on_device(rig, "a") >= 64
+    assert NextUseRank.QUEUED in rig.ranks(rig.branch("a"))
+    rig.run(text(1, 32) + text(2, 48) + text(3, 80), session="a")
+    assert not retained(rig) and NextUseRank.QUEUED not in rig.ranks(rig.branch("a"))
+
+
+def test_what_a_retained_session_left_is_charged_to_who_shares_it(make_rig):
+    rig = make_rig(tokens=512)
+    shared = text(1, 64)
+    for name in "ab":
+        rig.run(shared + text(ord(name), 16), session=name)
+        assert rig.hint("retain", name, ttl_s=600.0).status == "done"
+    rig.run(text(7, 16), session="a")
+    assert retained(rig) == on_device(rig, "a", "b") >= 80
+
+
+def test_a_flush_leaves_nothing_charged(make_rig):
+    rig = make_rig(tokens=512)
+    rig.run(text(1, 64), session="a")
+    rig.hint("retain", "a", ttl_s=600.0)
+    rig.flush()
+    assert retained(rig) == 0
+    rig.run(text(1, 32), session="a")
+    assert retained(rig) == on_device(rig, "a") > 0
+
+
+def test_one_client_retains_a_bounded_number_of_sessions(make_rig, monkeypatch):
+    monkeypatch.setattr("sam.srt.managers.retained.MAX_PER_CLIENT", 2)
+    rig = make_rig(tokens=512)
+    for name in "abc":
+        rig.run(text(ord(name), 16), session=name)
+    statuses = [rig.hint("retain", n, ttl_s=60.0).status for n in "abca"]
+    assert statuses == ["done", "done", "dropped", "done"]
 
 
 def test_retained_sessions_still_give_way(make_rig):

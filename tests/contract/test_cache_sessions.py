@@ -373,7 +373,7 @@ def test_one_client_s_waiting_actions_leave_room_for_others(make_rig, page_size)
     rig.run(text(2), session="b")
     req = rig.queue(text(1), session="a")
     rig.admit(req)
-    results = [rig.hint("demote", "a") for _ in range(10)]
+    results = [rig.hint("demote", "a", target="tokens", start=i) for i in range(10)]
     assert [r.reason for r in results] == ["running"] * 4 + ["too_many_pending"] * 6
     other = rig.envelope([("evict", "b", {})])
     other["actions"][0]["payload"]["tenant"] = "key-other"

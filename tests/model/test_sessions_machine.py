@@ -15,7 +15,7 @@ from sam.core.sessions import SessionKey, SessionLimits, SessionTable
 
 IDS = ["a", "b", "c", "d", "e", "f", "g", "default_session"]
 KEYS = st.builds(
-    SessionKey, st.sampled_from(["t0", "t0", "t0", "t1", "t2"]), st.sampled_from(IDS)
+    SessionKey, st.sampled_from(["t0", "t0", "t0", "t1", "t1/x", "t2"]), st.sampled_from(IDS)
 )
 PARENTS = st.one_of(st.none(), st.sampled_from(IDS))
 TIGHT_BOUNDS = st.fixed_dictionaries(
@@ -34,10 +34,10 @@ REASONS = st.sampled_from([None, "stop", "length", "tool_calls"])
 def check_orders(table):
     """Invariants of the store that no observable shows."""
     store = table._store
-    per_tenant = list(store._tenants.values())
+    per_client = list(store._clients.values())
     for name in ("nodes", "named", "resting", "ended"):
         overall = getattr(store.all, name)
-        assert len(overall) == sum(len(getattr(o, name)) for o in per_tenant)
+        assert len(overall) == sum(len(getattr(o, name)) for o in per_client)
     resting = [s.last_active_s for s in store.all.resting.values()]
     assert resting == sorted(resting)
     for session in store.all.nodes.values():
@@ -45,14 +45,26 @@ def check_orders(table):
         assert session.n_draining >= 0
         assert (session.state == "running") == (session.n_running > 0)
         assert (session.lease_until_s is not None) == (session.state == "resuming")
+    for size, largest in (
+        (lambda o: o.n_sessions, store._most_sessions), (lambda o: len(o.named), store._most_named)
+    ):  # fmt: skip
+        sizes = [size(o) for o in per_client]
+        name = largest.name()
+        assert max(sizes, default=0) == (0 if name is None else size(store._clients[name]))
+        assert len(largest._heap) <= 2 * len(per_client) + 65
     assert len(table._leases) <= 2 * len(store.all.nodes) + 65
+
+
+def client_of(tenant):
+    return tenant.partition("/")[0]
 
 
 class SessionsMachine(RuleBasedStateMachine):
     @initialize(bounds=st.one_of(st.just({}), TIGHT_BOUNDS))
     def start(self, bounds):
         limits = SessionLimits(idle_timeout_s=30.0, **bounds)
-        self.table, self.reference = SessionTable(limits), ReferenceTable(limits)
+        self.table = SessionTable(limits, client_of)
+        self.reference = ReferenceTable(limits, client_of)
         self.time_s = 0.0
         self.queued = []
 

@@ -337,6 +337,39 @@ def test_over_the_overall_bound_a_greedy_opener_pays_first():
     assert len(t.snapshot(0, 99, tenant="good")) == 4 and len(t) == 10
 
 
+def test_whoever_opens_the_client_that_holds_most_pays():
+    t = table(max_sessions=10, max_per_tenant=10)
+    t.bind(key("old", "small"), None, 0.0)
+    for i in range(9):
+        t.bind(key(f"x{i}", "large"), None, 1.0)
+    for i in range(4):
+        t.bind(key(f"n{i}", "new"), None, 2.0)
+    assert refs(t.take_dropped()) == [("x0", 1), ("x1", 1), ("x2", 1), ("x3", 1)]
+    assert t.get(key("old", "small")).live and len(t) == 10
+
+
+def test_a_client_with_many_tenants_is_one_client():
+    limits = SessionLimits(max_sessions=10, max_per_tenant=10)
+    t = SessionTable(limits, lambda tenant: tenant.partition("/")[0])
+    for i in range(4):
+        t.bind(key(f"g{i}", "good"), None, 0.0)
+    for i in range(50):
+        t.bind(key("s", f"bad/{i}"), None, 1.0)
+    assert all(t.get(key(f"g{i}", "good")).live for i in range(4)) and len(t) == 10
+    assert [r["tenant"] for r in t.snapshot(tenant="bad/49")] == ["bad/49"]
+    assert t.roots("bad/48") == [key("s", "bad/48")] and t.roots("bad/1") == []
+
+
+def test_a_client_inventing_parents_forgets_its_own():
+    t = table(max_named=4, max_per_tenant=4)
+    for i in range(2):
+        t.bind(key(f"g{i}", "good"), f"gp{i}", 0.0)
+    for i in range(20):
+        t.bind(key(f"x{i % 3}", "bad"), f"p{i}", 1.0)
+    assert t.parent(key("g0", "good")) == key("gp0", "good")
+    assert t.parent(key("g1", "good")) == key("gp1", "good")
+
+
 def test_running_sessions_may_exceed_the_bound():
     t = table(max_sessions=2, max_per_tenant=2)
     for i in range(5):

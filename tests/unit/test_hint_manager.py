@@ -187,10 +187,31 @@ def test_idempotent_per_tenant_message_and_action(manager):
     assert statuses(manager.apply(envelope(("evict", "s"), message_id="z"), None)) == [("done", "")]
 
 
+def test_a_repeated_offload_holds_one_place_and_the_last_one_counts(manager):
+    manager.request_queued(request("r", envelope(("bind", "s"))))
+    for i in range(20):
+        found = manager.apply(
+            envelope(("demote", "s"), message_id=f"w{i}", time_s=100.0 + i), SimpleNamespace()
+        )
+        assert statuses(found) == [("deferred", "running")] and manager.n_pending == 1
+    other = envelope(("demote", "s", {"release": "now"}), message_id="now", time_s=120.0)
+    manager.apply(other, SimpleNamespace())
+    assert manager.n_pending == 2
+    assert manager._cache.sent == [(f"w{i}", [("a0", "dropped")]) for i in range(19)]
+    assert set(manager._cache.reasons) == {"repeated"}
+    manager._cache.sent.clear()
+    manager.request_released("r", finish_reason="stop", aborted=False)
+    told = [[action for one in manager._cache.sent if one[0] == m for action in one[1]]
+            for m in ("w19", "now")]  # fmt: skip
+    assert told == [[("a0", "done")]] * 2 and manager.n_pending == 0
+
+
 def test_waiting_actions_are_bounded(manager):
     manager.request_queued(request("r", envelope(("bind", "s"))))
+    ways = [{"release": r, "scope": w} for w in ("session", "subtree") for r in ("now", "lazy")]
+    kinds = [("demote", "s"), *(("demote", "s", way) for way in ways)]
     results = [
-        manager.apply(envelope(("demote", "s"), message_id=f"w{i}"), None)[0] for i in range(5)
+        manager.apply(envelope(one, message_id=f"w{i}"), None)[0] for i, one in enumerate(kinds)
     ]
     assert (
         statuses(results) == [("deferred", "running")] * 3 + [("dropped", "too_many_pending")] * 2

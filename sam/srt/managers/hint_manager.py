@@ -52,7 +52,7 @@ class HintManager:
     def __init__(self, cache: Any, config: SamConfig) -> None:
         self._cache = cache
         self._config = config
-        self.table = SessionTable(config.session_limits())
+        self.table = SessionTable(config.session_limits(), client_of)
         self.retention = RetentionTracker()
         self.timeline = Timeline()
         self.table.watch(self.timeline.state_changed)
@@ -165,6 +165,8 @@ class HintManager:
         if counts and not self.table.get(key).n_running and not self.table.get(key).shared:
             label = LABEL_OTHER if aborted else label_of(finish_reason)
             self.retention.idle(key, now_s, label, learns=not binding.is_warmup)
+        if counts:
+            self.moves.turn_over(key)
 
     def _remember(self, binding: Binding, req: Any, aborted: bool) -> None:
         """What the session's branch is now, for the pool."""
@@ -233,6 +235,7 @@ class HintManager:
 
     def tree_was_reset(self) -> None:
         """All nodes are gone: sessions survive as empty, tasks end."""
+        self.moves.retained.tree_was_reset()
         tickets, self._tickets = self._tickets, []
         for ticket in tickets:
             self._settle(ticket, not_done(ActionStatus.DROPPED, "cache_flushed"))
@@ -252,8 +255,7 @@ class HintManager:
             self._cache.hint_failed(error)
             started = not_done(ActionStatus.DROPPED, "internal_error")
         if started is WAIT or (isinstance(started, TaskGroup) and started.again):
-            waiting = self._after_run.setdefault(action.key, [])
-            waiting.append(_Ticket(action, envelope_id, route, None))
+            self._wait(_Ticket(action, envelope_id, route, None))
         if started is WAIT:
             outcome = not_done(ActionStatus.DEFERRED, "running")
         elif isinstance(started, Outcome):
@@ -265,6 +267,15 @@ class HintManager:
                 outcome = not_done(ActionStatus.DEFERRED, "in_use")
         self._age(action.time_s)
         return self._record(action, envelope_id, outcome)
+
+    def _wait(self, ticket: _Ticket) -> None:
+        """Start the action again when the session's requests are over. It takes the place of
+        an equal one that waits already: a client that repeats itself holds one place."""
+        waiting = self._after_run.setdefault(ticket.action.key, [])
+        for other in [t for t in waiting if t.action.does_the_same(ticket.action)]:
+            waiting.remove(other)
+            self._settle(other, not_done(ActionStatus.DROPPED, "repeated"))
+        waiting.append(ticket)
 
     def _start(self, action: SessionAction) -> Any:
         """The task of an action, its outcome where no task is needed, or WAIT."""
@@ -320,7 +331,7 @@ class HintManager:
         now_s = self.table.advance(time_s)
         self._cache.tree_core.tell_time(now_s)
         for key in self.retention.advance(now_s):
-            self.moves.retained.pop(key, None)
+            self.moves.retained.drop(key)
 
     def _age(self, time_s: float) -> None:
         """End idle sessions by message time; their KV goes first under pressure."""

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from sam.core.actions import ActionKind, ActionStatus, SessionAction
 from sam.core.sessions import Session, SessionKey, SessionRef, SessionState, SessionTable
 from sam.core.tracker import RetentionTracker
-from sam.srt.entrypoints.tenant import client_of
 from sam.srt.managers.bindings import Binding
+from sam.srt.managers.retained import RetainedTokens
 from sam.srt.mem_cache.spans import Span, resolve_span, token_ids_of
 from sam.srt.mem_cache.tier_tasks import (
     EvictTask,
@@ -54,14 +54,14 @@ class SessionMoves:
         self._retention = retention
         self._requests = requests
         self.leased: dict[SessionKey, None] = {}
-        self.retained: dict[SessionKey, int] = {}
+        self.retained = RetainedTokens(cache)
         self.tagged_at: dict[SessionRef, float] = {}
         self.bound_at: dict[SessionKey, float] = {}
 
     def forget(self, ref: SessionRef) -> None:
         """This life of the session is over."""
         self.leased.pop(ref.key, None)
-        self.retained.pop(ref.key, None)
+        self.retained.drop(ref.key)
         self.tagged_at.pop(ref, None)
         self.bound_at.pop(ref.key, None)
 
@@ -218,18 +218,17 @@ class SessionMoves:
         refused = self._refused(action)
         if refused is not None:
             return refused
-        key, ttl_s = action.key, action.ttl_s
-        self.retained.pop(key, None)
-        if ttl_s > 0:
-            nodes = self._cache.tree_core.tags.branch_nodes(self._table.get(key).ref)
-            n_tokens = sum(self._cache.tree_core.tokens_of(node)[0] for node in nodes)
-            client = client_of(key.tenant)
-            held = sum(n for k, n in self.retained.items() if client_of(k.tenant) == client)
-            if held + n_tokens > self._cache.retainable_tokens():
-                ttl_s = 0.0
-            else:
-                self.retained[key] = n_tokens
-        self._retention.retain(key, action.time_s, ttl_s)
+        session, ttl_s = self._table.get(action.key), action.ttl_s
+        if ttl_s <= 0:
+            self.retained.drop(action.key)
+        elif not self.retained.take(session.ref):
+            ttl_s = 0.0
+        self._retention.retain(action.key, action.time_s, ttl_s)
         if ttl_s < action.ttl_s:
             return not_done(ActionStatus.DROPPED, "over_share")
         return done()
+
+    def turn_over(self, key: SessionKey) -> None:
+        """The session's branch has grown: if it is retained, that may be too much by now."""
+        if key in self.retained and not self.retained.take(self._table.get(key).ref):
+            self._retention.retain(key, self._table.now_s, 0.0)
