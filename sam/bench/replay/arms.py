@@ -52,6 +52,7 @@ class Arm:
 POLICY = "--schedule-policy"
 _SAM = ("--radix-cache-backend", "sam")
 _LPM = (POLICY, "lpm")
+_SPF = (POLICY, "shortest-prefill-first")
 _TLRU = ("--radix-eviction-policy", "tlru")
 _SESSION = ("--enable-session-radix-cache",)
 ARMS: Mapping[str, Arm] = {
@@ -67,6 +68,9 @@ ARMS: Mapping[str, Arm] = {
         Arm("sam-hints-lpm", "sam-hints, longest prefix first", (*_SAM, *_LPM), Hints.MANAGE),
         Arm("sam-idle-lpm", "sam-idle, longest prefix first", (*_SAM, *_LPM), Hints.IDLE),
         Arm("sam-plain", "sam, no hints at all", _SAM),
+        Arm("stock-spf", "stock, shortest prefill first", _SPF),
+        Arm("sam-hints-spf", "sam-hints, shortest prefill first", (*_SAM, *_SPF), Hints.MANAGE),
+        Arm("sam-idle-spf", "sam-idle, shortest prefill first", (*_SAM, *_SPF), Hints.IDLE),
     )
 }
 DEFAULT_ARMS = tuple(ARMS)[:9]

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from sam.bench.replay import stats
 
-BASELINES = ("stock", "stock-lpm", "stock-session")
+BASELINES = ("stock", "stock-lpm", "stock-spf", "stock-session")
 # by workload: against, metric, at least, at most (ratios)
 _SWARM = (
     ("stock-lpm", "ttft_mean", None, 0.5),
