@@ -56,7 +56,7 @@ def check_patches() -> Check:
         name="patches",
         ok=False,
         found=f"{found}; missing: {', '.join(missing)}",
-        remedy="Run scripts/apply_patches.sh with the Python of this environment.",
+        remedy="sam patch apply (in a checkout: scripts/apply_patches.sh), in this environment",
     )
 
 

@@ -12,15 +12,15 @@ import subprocess
 import sys
 from pathlib import Path
 
-TOOL = Path(__file__).resolve().parents[2] / "scripts" / "patchtool.py"
-
 
 def make_unpatched_site(site: Path) -> Path:
     """Fill the folder `site` with `sglang/` and its dist-info; put it on PYTHONPATH to use it.
 
-    Raises CalledProcessError.
+    Raises CalledProcessError, and CliError where the patches are not to be found.
     """
     import sglang
+
+    from sam.cli.delegate import patch_tool
 
     package = Path(sglang.__file__).parent
     site.mkdir(parents=True, exist_ok=True)
@@ -30,6 +30,6 @@ def make_unpatched_site(site: Path) -> Path:
             shutil.copytree(source, site / source.name, symlinks=True, copy_function=os.link)
         except shutil.Error:
             shutil.copytree(source, site / source.name, symlinks=True, dirs_exist_ok=True)
-    command = [sys.executable, str(TOOL), "revert", "--target", str(site)]
+    command = [sys.executable, str(patch_tool()), "revert", "--target", str(site)]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     return site

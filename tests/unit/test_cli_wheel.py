@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import subprocess
-import sys
-import sysconfig
 import zipfile
 from pathlib import Path
 
@@ -17,6 +15,7 @@ from sam import __version__
 pytest.importorskip("sglang", reason="patches are applied to a copy of it")
 
 from sam.testing.unpatched import make_unpatched_site
+from tests.unit.wheel_env import build_wheel, install_wheel
 
 REPO = Path(__file__).resolve().parents[2]
 APACHE_2 = "cfc7749b96f63bd31c3c42b5c471bf756814053e847c10f3eb003417bc523d30"
@@ -29,32 +28,12 @@ SERIES = [
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    place = tmp_path_factory.mktemp("wheel")
-    source = place / "source"
-    names = subprocess.run(
-        ["git", "ls-files", "-co", "--exclude-standard"],
-        cwd=REPO, capture_output=True, text=True, check=True,
-    ).stdout.splitlines()  # fmt: skip
-    for name in names:
-        if (REPO / name).is_file():
-            (source / name).parent.mkdir(parents=True, exist_ok=True)
-            (source / name).write_bytes((REPO / name).read_bytes())
-    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-q"]
-    subprocess.run([*command, "-w", str(place), str(source)], check=True, timeout=300)
-    (built,) = place.glob("*.whl")
-    return built
+    return build_wheel(tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.fixture(scope="module")
 def installed(wheel, tmp_path_factory):
-    """A virtual environment with the wheel; what the wheel depends on is this one's."""
-    root = tmp_path_factory.mktemp("venv")
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(root)], check=True)
-    (site,) = root.glob("lib/python*/site-packages")
-    command = [sys.executable, "-m", "pip", "--python", str(root / "bin" / "python"), "install"]
-    subprocess.run([*command, "-q", "--no-deps", "--no-index", str(wheel)], check=True)
-    (site / "shared.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
-    return root
+    return install_wheel(wheel, tmp_path_factory.mktemp("venv"))
 
 
 def sam(installed, *words):
