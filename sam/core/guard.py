@@ -1,11 +1,13 @@
-"""Two brakes on the order: trust in ends, and regret against plain LRU.
+"""Three brakes on the order: trust in ends, trust in hints, and regret against plain LRU.
 
-Owns the counts behind both and when they switch (source: the project's policy notes and
-its golden cases). Must never see a node: the caller counts missed pages, with
-`sam.core.ghost` or otherwise.
+Owns the counts behind them and when they switch (source: the project's policy notes and
+its golden cases; trust in hints is our own). Must never see a node: the caller counts missed
+pages, with `sam.core.ghost` or otherwise.
 """
 
 from __future__ import annotations
+
+import math
 
 END_TRUST_PERCENT = 3
 END_TRUST_PRIOR_ENDS = 30
@@ -41,6 +43,37 @@ class EndTrust:
         if returns != bound:
             self.trusted = returns < bound
         return self.trusted
+
+
+class HintTrust:
+    """Whether one session's expected idle times may be believed: not while they are further
+    from what came than the estimate made without them.
+
+    Regret is the sum of differences of squared log-errors, each at most `_MAX_STEP`, faded by
+    `_KEEP` a return. Honest hints with a log-error of 1 stay far below the bound; a hint that is
+    wrong by a factor of a hundred passes it at once, one by a factor of ten at the third time.
+    """
+
+    __slots__ = ("regret",)
+
+    _KEEP = 0.8
+    _BOUND = 6.0
+    _MAX_STEP = 8.0
+
+    def __init__(self) -> None:
+        self.regret = 0.0
+
+    @property
+    def trusted(self) -> bool:
+        return self.regret <= self._BOUND
+
+    def returned(self, gap_s: float, hint_s: float, estimate_s: float) -> None:
+        """The session came back after `gap_s`, of which a hint and the estimate spoke."""
+        came = math.log1p(max(gap_s, 0.0))
+        of_hint = (math.log1p(max(hint_s, 0.0)) - came) ** 2
+        of_estimate = (math.log1p(max(estimate_s, 0.0)) - came) ** 2
+        step = max(min(of_hint - of_estimate, self._MAX_STEP), -self._MAX_STEP)
+        self.regret = max(self.regret * self._KEEP + step, 0.0)
 
 
 class RegretGuard:

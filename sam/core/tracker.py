@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from sam.core.gaps import LABEL_OTHER, GapEstimator
-from sam.core.guard import EndTrust
+from sam.core.guard import EndTrust, HintTrust
 from sam.core.retention import NextUseRank, Standing
 
 _MIN_BEFORE_COMPACTION = 64
@@ -65,6 +65,7 @@ class _Idle(msgspec.Struct, eq=False, gc=False):
     ended: bool = False
     has_left: bool = False
     has_tail: bool = False
+    hints: HintTrust | None = None
 
     def hint_s(self) -> float | None:
         """The hint, counted from the start of the idle time."""
@@ -120,6 +121,7 @@ class RetentionTracker:
         if idle.resting:
             if idle.learns:
                 self.gaps.observe(session, idle.label, time_s - idle.since_s)
+                self._judge_hint(idle, time_s - idle.since_s)
             idle.resting = False
         if idle.ended:
             idle.ended = False
@@ -335,7 +337,15 @@ class RetentionTracker:
             rank = NextUseRank.ENDED
         elif idle.retained_until_s is not None or idle.resuming:
             return _QUEUED
-        return Standing(rank, idle.since_s, idle.gap_s, idle.hint_s())
+        trusted = idle.hints is None or idle.hints.trusted
+        return Standing(rank, idle.since_s, idle.gap_s, idle.hint_s() if trusted else None)
+
+    def _judge_hint(self, idle: _Idle, gap_s: float) -> None:
+        hint_s = idle.hint_s()
+        if hint_s is not None:
+            if idle.hints is None:
+                idle.hints = HintTrust()
+            idle.hints.returned(gap_s, hint_s, idle.gap_s)
 
     def _tell(self, user: Hashable, standing: Standing) -> None:
         for order in self._orders:

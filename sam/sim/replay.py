@@ -90,10 +90,10 @@ class PolicyFinder:
 
     def answered(self, run: int, turn: int, time_s: float) -> None:
         idle_s = self._schedule.idle_s(run, turn)
-        hint_s = None
-        if self._hints is not None:
-            hint_s = self._hints.for_answer(self._seed, run, turn, idle_s)
         request = self._schedule.sessions[run].turns[turn]
+        hint_s = request.says_idle_s
+        if hint_s is None and self._hints is not None:
+            hint_s = self._hints.for_answer(self._seed, run, turn, idle_s)
         self._policy.answer(run, time_s, request.label, hint_s, request.says_end)
         if idle_s is None:
             self._policy.over(run)

@@ -30,9 +30,10 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
 
     `took_s`: from its arrival to its answer, where that was recorded.
     `label`: why the session waits after it (`sam.core.gaps.label_of`). `says_end`: the
-    client ends the session after it, truly or not. `subs`: sub-agents, each with its start
-    in seconds after the answer before this turn. `order`: place in the file, where that
-    decides between equal times.
+    client ends the session after it, truly or not. `says_idle_s`: the idle time that the client
+    announces, true or not, whatever else is asked about hints. `subs`: sub-agents, each with
+    its start in seconds after the answer before this turn. `order`: place in the file, where
+    that decides between equal times.
     """
 
     path: Path
@@ -42,6 +43,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     took_s: float | None = None
     label: str = LABEL_OTHER
     says_end: bool = False
+    says_idle_s: float | None = None
     subs: tuple[tuple[float, Session], ...] = ()
     order: int = 0
 

@@ -15,12 +15,16 @@ ABOUT = {
     "alternating": "idle times alternate between 2 s and 200 s",
     "false-ends": "clients end sessions that then go on",
     "swapped-labels": "tool calls take minutes, humans answer at once",
+    "lying-hints": "clients announce short waits as hours, and long ones as nothing",
     "steady": "growing contexts, log-normal idle times, no tricks",
 }
 DEFAULT_SESSIONS = 300
 _FIRST_PAGES = (100, 400)
 _NEW_PAGES = (2, 40)
 _TURNS = (20, 60)
+
+_LIE_S = (0.0, 3_600.0)
+_LONG_S = 30.0
 
 _Draw = Callable[[random.Random, int], tuple[float, str, bool]]
 """(idle seconds before turn i, label of that idle time, falsely ended before)."""
@@ -50,6 +54,7 @@ _DRAWS: dict[str, _Draw] = {
     "alternating": _alternating,
     "false-ends": _false_ends,
     "swapped-labels": _swapped,
+    "lying-hints": _steady,
     "steady": _steady,
 }
 
@@ -68,6 +73,7 @@ def _session(name: str, rng: random.Random, draw: _Draw) -> Session:
     context = ContextBuilder()
     n_turns = rng.randint(*_TURNS)
     gaps = [draw(rng, i) for i in range(n_turns)] + [(0.0, LABEL_HUMAN, True)]
+    lies = name.startswith("lying")
     turns, pages = [], rng.randint(*_FIRST_PAGES)
     for i in range(n_turns):
         turns.append(
@@ -78,6 +84,7 @@ def _session(name: str, rng: random.Random, draw: _Draw) -> Session:
                 think_s=gaps[i][0] if i else 0.0,
                 label=gaps[i + 1][1],
                 says_end=gaps[i + 1][2],
+                says_idle_s=_LIE_S[gaps[i + 1][0] < _LONG_S] if lies else None,
             )
         )
         pages += rng.randint(*_NEW_PAGES)
