@@ -17,7 +17,7 @@ from itertools import product
 import msgspec
 from tqdm import tqdm
 
-from sam.sim import policies, traces
+from sam.sim import costs, policies, traces
 from sam.sim.costs import Costs
 from sam.sim.loop import FCFS, INSTANT, LPM, ORDERS
 from sam.sim.replay import Hints
@@ -136,11 +136,21 @@ def _add_engine(p: argparse.ArgumentParser) -> None:
     about = "who is next in the estimate of times"
     add("--service", choices=(FCFS, LPM), default=FCFS, help=about)
     add("--no-times", action="store_true", help="no estimate of TTFT")
+    about = "rates from a file of `python -m sam.bench costs`; single rates below go first"
+    add("--costs", metavar="FILE", help=about)
     for field in msgspec.structs.fields(Costs):
         flag = f"--{field.name.removesuffix('_tokens_per_s').replace('_', '-')}-rate"
         about = f"tokens per second (default {field.default:g})"
         rate = _number(float, 1e-3, float("inf"))
-        add(flag, type=rate, default=field.default, dest=field.name, metavar="T", help=about)
+        add(flag, type=rate, dest=field.name, metavar="T", help=about)
+
+
+def _costs(args: argparse.Namespace) -> Costs:
+    """Defaults, a file over them, single rates over both. Raises TraceError."""
+    base = costs.load(args.costs).costs if args.costs else Costs()
+    names = [field.name for field in msgspec.structs.fields(Costs)]
+    given = {name: rate for name in names if (rate := getattr(args, name)) is not None}
+    return msgspec.structs.replace(base, **given)
 
 
 def _questions(args: argparse.Namespace, trace: Trace) -> Iterator[Question]:
@@ -150,7 +160,6 @@ def _questions(args: argparse.Namespace, trace: Trace) -> Iterator[Question]:
     hints = None
     if args.hint_sigma is not None:
         hints = Hints(sigma=args.hint_sigma, share=args.hint_share)
-    rates = {field.name: getattr(args, field.name) for field in msgspec.structs.fields(Costs)}
     concurrent = args.sessions or ([0] if trace.as_recorded else [16])
     for sessions, capacity in product(concurrent, capacities):
         yield Question(
@@ -160,7 +169,7 @@ def _questions(args: argparse.Namespace, trace: Trace) -> Iterator[Question]:
             host_ratio=args.host,
             pool_ratio=args.pool,
             hints=hints,
-            costs=Costs(**rates),
+            costs=args.costs,
             order=args.order,
             service=args.service,
             total=args.total,
@@ -222,6 +231,7 @@ def _print(summaries: list[dict], *, as_json: bool, partial: bool) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     try:
+        args.costs = _costs(args)
         trace = traces.load(args.trace, form=args.format)
     except TraceError as error:
         print(f"sam.sim: {error}", file=sys.stderr)

@@ -65,8 +65,18 @@ class TierCache:
 
     # -- requests -----------------------------------------------------------------
 
-    def access(self, path: Sequence[tuple[int, int]], now_s: float, session: Hashable) -> int:
-        """A request starts; returns its pages that were here, from the first one on."""
+    def access(
+        self,
+        path: Sequence[tuple[int, int]],
+        now_s: float,
+        session: Hashable,
+        *,
+        owned: bool = True,
+    ) -> int:
+        """A request starts; returns its pages that were here, from the first one on.
+
+        Not `owned`: `session` only holds the lock, the nodes get no user from it.
+        """
         self._tick += 1
         self._unlock(session)
         nodes, hit_pages, piece, done = self._match(path)
@@ -75,7 +85,7 @@ class TierCache:
         if piece < len(path):
             deepest = self._insert(deepest, path, piece, done, session)
         self._touch(deepest, now_s)
-        if self.tracker is not None and deepest is not self._root:
+        if owned and self.tracker is not None and deepest is not self._root:
             self._follow(session, deepest)
         if self.used_pages > self.capacity_pages:
             self._in_hand = deepest

@@ -1,17 +1,20 @@
 """What tokens cost in seconds: the simulator's only notion of hardware.
 
-Owns the rates. Must never measure anything: rates are given.
+Owns the rates and the file they come in. Must never measure anything: rates are given, by
+`python -m sam.bench costs` or by hand.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 
-from sam.sim.trace import Turn
+from sam.sim.trace import TraceError, Turn
 
 
 class Costs(msgspec.Struct, frozen=True, kw_only=True):
-    """Rates in tokens per second."""
+    """Rates in tokens per second. The defaults are those of a GPU server in round numbers."""
 
     prefill_tokens_per_s: float = 10_000.0
     decode_tokens_per_s: float = 50.0
@@ -28,3 +31,29 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
 
     def decode_s(self, turn: Turn) -> float:
         return turn.output_tokens / self.decode_tokens_per_s
+
+
+class CostsFile(msgspec.Struct, frozen=True, kw_only=True):
+    """Rates and where they come from."""
+
+    costs: Costs
+    machine: str = ""
+    model: str = ""
+    software: str = ""
+    date: str = ""
+    method: str = ""
+
+
+def load(path: str) -> CostsFile:
+    """Rates from a file. Raises TraceError, which names the file and what is wrong with it."""
+    try:
+        found = msgspec.json.decode(Path(path).read_bytes(), type=CostsFile)
+    except OSError as error:
+        raise TraceError(f"{path}: {error.strerror or error}") from error
+    except msgspec.DecodeError as error:
+        raise TraceError(f"{path}: no costs: {error}") from error
+    rates = msgspec.structs.asdict(found.costs)
+    for name, rate in rates.items():
+        if not rate > 0:
+            raise TraceError(f"{path}: {name} must be more than 0")
+    return found
