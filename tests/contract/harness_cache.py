@@ -73,6 +73,8 @@ class Rig:
         stock=False,
         core="python",
         config=None,
+        dtype=torch.float32,
+        layout="layer_first",
     ):
         prepare()
         self.page_size, self.tokens = page_size, tokens
@@ -81,10 +83,11 @@ class Rig:
             hicache=hicache,
             host_ratio=host_ratio,
             write_policy=write_policy,
+            layout=layout,
         )
         self._server_args = self._override.install()
         self.pool = ReqToTokenPool(rows, MAX_CONTEXT, "cpu", False)
-        self.kv = make_kv_pool(tokens, page_size)
+        self.kv = make_kv_pool(tokens, page_size, dtype)
         self.allocator = make_allocator(self.kv, tokens, page_size)
         self.cache = self._make_cache(stock, core, config)
         self.sent = []
@@ -388,7 +391,8 @@ class Rig:
         row = self.pool.req_to_token[req.kv.req_pool_idx, : req.prefix_len].long()
         want = fingerprints(ids)[: req.prefix_len]
         for buffer in (*self.kv.k_buffer, *self.kv.v_buffer):
-            assert torch.equal(buffer[row, 0, 0], want), "a reused KV row holds something else"
+            held = buffer[row, 0, 0].to(want.dtype)
+            assert torch.equal(held, want), "a reused KV row holds something else"
         self._write(slots, ids, req.prefix_len)
 
     def _write(self, slots, ids, start):

@@ -63,7 +63,7 @@ def prepare():
             register_tree_core_backend(name, factory)
 
 
-def server_settings(*, page_size, hicache, host_ratio, write_policy):
+def server_settings(*, page_size, hicache, host_ratio, write_policy, layout="layer_first"):
     """An uninstalled override of the published server configuration."""
     return get_context().override_server_args(
         page_size=page_size,
@@ -71,18 +71,18 @@ def server_settings(*, page_size, hicache, host_ratio, write_policy):
         hicache_ratio=host_ratio,
         hicache_size=0,
         hicache_io_backend="direct",
-        hicache_mem_layout="layer_first",
+        hicache_mem_layout=layout,
         hicache_write_policy=write_policy,
         disaggregation_decode_retraction_backup="cpu_tensor",
         attention_backend="torch_native",
     )
 
 
-def make_kv_pool(tokens, page_size):
+def make_kv_pool(tokens, page_size, dtype=torch.float32):
     return MHATokenToKVPool(
         size=tokens,
         page_size=page_size,
-        dtype=torch.float32,
+        dtype=dtype,
         head_num=1,
         head_dim=4,
         layer_num=2,

@@ -197,7 +197,9 @@ def test_a_pool_that_cannot_be_written(make_pool, tmp_path):
     os.rename(tmp_path, moved)
     rig.run(text(0, 60), session="a")
     settle(rig)
-    assert rig.cache.pool._worker.n_errors == 1
+    assert rig.cache.pool._worker.n_errors == 0
+    assert rig.cache.pool.counters["manifests_failed"] == 1
+    assert rig.cache.pool.transfers.n_refused_pages == 16
     assert outcome(rig, "evict", "a").status == "done"
     os.rename(moved, tmp_path)
     rig.run(text(200, 60), session="b")

@@ -38,6 +38,7 @@ from sam.srt.managers.regret import RegretWatch
 from sam.srt.mem_cache.storage.accounting import STATES
 from sam.srt.mem_cache.storage.pool import SessionPool
 from sam.srt.mem_cache.tree_core import DropResult, SessionTreeCore
+from sam.srt.observability.log_limit import limit_storage_logs
 from sam.srt.observability.metrics import SchedulerMetrics
 from sam.srt.observability.page_report import answer_query
 from sam.srt.observability.pool_metrics import PoolMetrics
@@ -301,6 +302,7 @@ class SessionRadixCache(UnifiedRadixCache):
         with pool_names_tell_format():
             super().init_hicache(*args, **kwargs)
         self.pool.transfers.watch(self.cache_controller)
+        limit_storage_logs()
         if self.regret is not None:
             host_pages = self.cache_controller.mem_pool_host.available_size() // self.page_size
             inclusive = self.cache_controller.write_policy != "write_back"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 from uuid import uuid4
@@ -56,8 +57,10 @@ class FileObjects:
         try:
             temporary.write_bytes(data)
             os.replace(temporary, self._folder / f"{name}{SUFFIX}")
-        finally:
-            temporary.unlink(missing_ok=True)
+        except OSError:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            return False
         return True
 
     def remove(self, name: str) -> None:
@@ -65,6 +68,8 @@ class FileObjects:
 
     def sizes(self) -> list[tuple[str, int]]:
         found = []
+        if not self._folder.is_dir():
+            return []
         with os.scandir(self._folder) as entries:
             for entry in entries:
                 if entry.name.endswith(SUFFIX):

@@ -26,6 +26,7 @@ from sam.core.manifests import (
 from sam.core.page_ledger import PageLedger
 from sam.core.sessions import SessionKey, SessionRef
 from sam.srt.mem_cache.storage.accounting import PoolAccount
+from sam.srt.mem_cache.storage.backlog import Backlog
 from sam.srt.mem_cache.storage.keep_alive import KeepAlive
 from sam.srt.mem_cache.storage.objects import PoolObjects, objects_of
 from sam.srt.mem_cache.storage.offload import PoolOffloadTask
@@ -39,6 +40,7 @@ from sam.srt.mem_cache.storage.reclaim import (
     PoolEvictTask,
     PoolOnlyEvictTask,
     PoolSpanEvictTask,
+    Removed,
 )
 from sam.srt.mem_cache.storage.resume import PoolPrefetchTask
 from sam.srt.mem_cache.storage.transfers import TransferWatch
@@ -62,17 +64,6 @@ COUNTERS = (
 )
 
 
-class Removed:
-    """What a reclaim took out of the pool, of how many sessions that were known there.
-    `supported`: the backend can remove at all."""
-
-    __slots__ = ("n_pages", "n_sessions", "supported")
-
-    def __init__(self) -> None:
-        self.n_pages = self.n_sessions = 0
-        self.supported = True
-
-
 class SessionPool:
     """See the module. `cache` is the SessionRadixCache it serves."""
 
@@ -89,6 +80,7 @@ class SessionPool:
         self._stored_in: Any = None
         self._writing: OrderedDict[int, int] = OrderedDict()
         self._worker = PoolWorker(config.pool_max_jobs)
+        self.backlog = Backlog(self._worker, config.pool_max_jobs, config.max_sessions)
         self.keep_alive = KeepAlive(
             config.pool_keep_alive_bytes, config.pool_keep_alive_s, config.max_sessions
         )
@@ -96,7 +88,6 @@ class SessionPool:
         self._ledger = PageLedger(config.pool_group_pages, config.pool_ledger_bytes)
         self._written = BoundedNames(config.pool_manifest_bytes)
         self._counted_in: Any = None
-        self._writes = True
 
     @property
     def attached(self) -> bool:
@@ -129,8 +120,17 @@ class SessionPool:
             fields = {"n_shared_pages": former.n_shared_pages}
             tokens = msgspec.structs.replace(tokens, **fields)
         self.manifests.put(key, tokens)
+        self.backlog.lives(key)
         self.keep_alive.touch(key)
-        self._worker.submit_latest(key, lambda: self._note(key, tokens))
+        self._submit_note(key, tokens)
+
+    def _submit_note(self, key: SessionKey, tokens: BranchTokens | None = None) -> None:
+        """Without `tokens`: what is remembered by now."""
+        tokens = tokens or self.manifests.peek(key)
+        if tokens is None:
+            return
+        if not self._worker.submit_latest(key, lambda: self._note(key, tokens)):
+            self.backlog.note_later(key)
 
     def writes(self, operation_id: int, node_id: int) -> None:
         """The node's pages are on their way to the pool that is attached now; it counts as
@@ -160,16 +160,20 @@ class SessionPool:
             return tokens
         return self._worker.submit(lambda: self._read(key), same_on_ranks=True)
 
-    def reclaim(self, keys: Sequence[SessionKey]) -> Job | None:
+    def reclaim(self, keys: Sequence[SessionKey], *, owe: bool = True) -> Job | None:
         """The sessions are over: take their private pages and manifests out of the pool. The
-        job's result is `Removed`; None where nothing can be done."""
+        job's result is `Removed`; None where nothing can be done, or, if `owe`, not yet."""
         for key in keys:
             self.keep_alive.forget(key)
             self.manifests.pop(key)
+            self.backlog.ended(key)
             self._worker.seal(key)
         if not keys or not self.attached:
             return None
-        return self._worker.submit(lambda: self._remove_sessions(keys))
+        job = self._worker.submit(lambda: self._remove_sessions(keys))
+        if job is None and owe:
+            self.backlog.owe(list(keys))
+        return job
 
     def reclaim_tail(self, key: SessionKey, n_tokens: int) -> Job | None:
         """The session's branches end after `n_tokens` now; what it alone had beyond goes."""
@@ -205,6 +209,8 @@ class SessionPool:
     def sync(self) -> None:
         """Once per step of the scheduler: jobs that are over on all ranks become ready."""
         self._see_writes()
+        if self.attached:
+            self.backlog.work(self._remove_sessions, self._submit_note)
         if self.attached and self.keep_alive.is_due():
             self._worker.submit_latest(KeepAlive, self._renew)
         if self.attached and self.account.is_due():
@@ -258,6 +264,7 @@ class SessionPool:
             "renewals_over_budget": self.keep_alive.n_over_budget,
             "jobs_waiting": self._worker.n_waiting,
             "jobs_refused": self._worker.n_refused,
+            "reclaims_owed": len(self.backlog.owed),
             "errors": self._worker.n_errors,
         }
 
@@ -297,7 +304,7 @@ class SessionPool:
             return
         self._drop(objects, self._found_sizes(controller.storage_backend, objects))
         written = objects.write(name, data)
-        self._say_whether(written)
+        self.transfers.took("manifests", written, controller.storage_backend)
         self.counters["manifests_written" if written else "manifests_failed"] += 1
         if written:
             self._drop(objects, self._written.put(name, len(data)))
@@ -314,16 +321,6 @@ class SessionPool:
     def _drop(objects: PoolObjects, names: list[str]) -> None:
         for name in names:
             objects.remove(name)
-
-    def _say_whether(self, written: bool) -> None:
-        """One line when the pool starts to refuse manifests, one when it takes them again."""
-        if written is self._writes:
-            return
-        self._writes = written
-        if written:
-            logger.info("sam: the pool takes manifests again")
-        else:
-            logger.warning("sam: the pool refuses manifests; sessions go on without")
 
     def _read(self, key: SessionKey) -> BranchTokens | None:
         controller = self._cache.cache_controller

@@ -16,9 +16,21 @@ from sam.srt.mem_cache.storage.worker import Job
 from sam.srt.mem_cache.tier_tasks import EvictTask, Outcome, SpanEvictTask, not_done
 
 
+class Removed:
+    """What a reclaim took out of the pool, of how many sessions that were known there.
+    `supported`: the backend can remove at all."""
+
+    __slots__ = ("n_pages", "n_sessions", "supported")
+
+    def __init__(self) -> None:
+        self.n_pages = self.n_sessions = 0
+        self.supported = True
+
+
 class _ThenPool:
     """Mixed in before a task on the tree: `_reclaim` starts when that is done."""
 
+    _owed = False
     _tree_outcome: Outcome | None = None
     _job: Job | None = None
 
@@ -29,7 +41,8 @@ class _ThenPool:
                 return None
             self._job = self._reclaim()
         if self._job is None:
-            return self._tree_outcome
+            reason = self._tree_outcome.reason or ("pool_busy" if self._owed else "")
+            return msgspec.structs.replace(self._tree_outcome, reason=reason)
         return self._with_pool() if self._job.ready else None
 
     def cancel(self, key: SessionKey) -> None:
@@ -54,7 +67,10 @@ class PoolEvictTask(_ThenPool, EvictTask):
     """Frees ended sessions on all tiers."""
 
     def _reclaim(self) -> Job | None:
-        return self._cache.pool.reclaim(list(dict.fromkeys(ref.key for ref in self._refs)))
+        keys = list(dict.fromkeys(ref.key for ref in self._refs))
+        job = self._cache.pool.reclaim(keys)
+        self._owed = job is None and bool(keys) and self._cache.pool.attached
+        return job
 
 
 class PoolOnlyEvictTask:
@@ -63,7 +79,7 @@ class PoolOnlyEvictTask:
     def __init__(self, cache: Any, key: SessionKey) -> None:
         self._page_size = cache.page_size
         self.keys = {key}
-        self._job = cache.pool.reclaim([key])
+        self._job = cache.pool.reclaim([key], owe=False)
 
     def cancel(self, key: SessionKey) -> None:
         """What is asked of the pool goes on: for the session it is a miss."""

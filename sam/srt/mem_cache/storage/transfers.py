@@ -32,7 +32,7 @@ class TransferWatch:
         self.n_damaged_pages = 0
         self.refused: set[int] = set()
         """Ids of refused writes whose end the scheduler has not yet seen."""
-        self._refuses = False
+        self._refuses: dict[str, bool] = {}
         self._logged_s: dict[str, float] = {}
 
     def watch(self, controller: Any) -> None:
@@ -63,34 +63,34 @@ class TransferWatch:
         if controller.backup_skip:
             return
         n_taken = operation.completed_tokens // controller.page_size
+        n_taken -= self._cut_short(controller, operation.hash_value[:n_taken])
         n_refused = len(operation.hash_value) - n_taken
         self.n_taken_pages += n_taken
         self.n_refused_pages += n_refused
         if n_refused:
             self.refused.add(operation.id)
-        if bool(n_refused) is not self._refuses:
-            self._refuses = bool(n_refused)
-            self._say(controller)
+        self.took("pages", not n_refused, controller.storage_backend)
 
-    def _say(self, controller: Any) -> None:
-        if not self._refuses:
+    def took(self, what: str, taken: bool, backend: Any) -> None:
+        """One line when the pool begins to refuse, whatever it is, and one when it takes
+        everything again."""
+        if self._refuses.get(what, False) is not taken:
+            return
+        self._refuses[what] = not taken
+        if not any(self._refuses.values()):
             if self._may_log("takes"):
-                logger.info("sam: the pool takes pages again")
-        elif self._may_log("refuses"):
+                logger.info("sam: the pool takes %s again", what)
+        elif not taken and self._may_log("refuses"):
             logger.warning(
-                "sam: the pool refuses pages (%s); requests go on, what it lacks is computed "
-                "again. Counted as refused; the next such line comes in %.0f s at the earliest",
-                why_not(controller.storage_backend),
+                "sam: the pool refuses %s (%s); requests go on, what it lacks is computed again. "
+                "All of it is counted; the next such line comes in %.0f s at the earliest",
+                what,
+                why_not(backend),
                 LOG_EVERY_S,
             )
 
     def _remove_damaged(self, controller: Any, hashes: list[str]) -> None:
-        try:
-            n_bytes = controller.storage_host_pool.size_per_token * controller.page_size
-            n_pages = remove_damaged(controller.storage_backend, hashes, n_bytes)
-        except Exception as error:
-            logger.debug("sam: damaged pages stay: %r", error)
-            return
+        n_pages = self._cut_short(controller, hashes)
         self.n_damaged_pages += n_pages
         if n_pages and self._may_log("damaged"):
             logger.warning(
@@ -98,6 +98,16 @@ class TransferWatch:
                 "they are computed and written again",
                 self.n_damaged_pages,
             )
+
+    def _cut_short(self, controller: Any, hashes: list[str]) -> int:
+        """How many of the pages were not whole; they are removed. SGLang takes a write for
+        done whose end a full disk swallowed."""
+        n_bytes = controller.storage_host_pool.size_per_token * controller.page_size
+        try:
+            return remove_damaged(controller.storage_backend, hashes, n_bytes)
+        except Exception as error:
+            logger.debug("sam: damaged pages stay: %r", error)
+            return 0
 
     def _may_log(self, what: str) -> bool:
         now_s = time.monotonic()

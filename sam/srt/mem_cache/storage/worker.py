@@ -54,6 +54,11 @@ class PoolWorker:
         return len(self._queue)
 
     @property
+    def takes_names(self) -> bool:
+        """Whether `submit_latest` has room for a new name."""
+        return len(self._latest) < self._max_jobs
+
+    @property
     def n_tracked(self) -> int:
         """Jobs that the scheduler has not yet seen the end of."""
         return len(self._tracked)
@@ -68,19 +73,20 @@ class PoolWorker:
         self._put(job)
         return job
 
-    def submit_latest(self, name: Hashable, run: Callable[[], Any]) -> None:
-        """Queue work that replaces what waits under the same name; its end is not reported,
-        and it is left out if too many names wait."""
+    def submit_latest(self, name: Hashable, run: Callable[[], Any]) -> bool:
+        """Queue work that replaces what waits under the same name; its end is not reported.
+        False if too many names wait: it is left out."""
         with self._wake:
             job = self._latest.get(name)
             if job is not None:
                 job.run = run
-                return
+                return True
             if len(self._latest) >= self._max_jobs:
                 self.n_refused += 1
-                return
+                return False
             job = self._latest[name] = Job(run, name)
         self._put(job)
+        return True
 
     def seal(self, name: Hashable) -> None:
         """What is queued under the name from now on runs after what is queued already."""
