@@ -42,12 +42,16 @@ def create_cache(ctx: Any) -> Any:
     upstream.verify()
     _refuse_unsupported(ctx)
     from sglang.srt.mem_cache.registry import create_unified_radix_cache
+    from sglang.srt.runtime_context import get_observability
 
     from sam.config import load_config
     from sam.srt.mem_cache.cache import SessionRadixCache
 
+    cache_class = SessionRadixCache
+    if get_observability().enable_trace:
+        from sam.srt.observability.tracing import TracedRadixCache as cache_class
     ctx.params.tree_core_backend = f"sam_{load_config().tree_core}"
-    return create_unified_radix_cache(ctx, cache_class=SessionRadixCache)
+    return create_unified_radix_cache(ctx, cache_class=cache_class)
 
 
 def create_tree_core(params: Any, components: dict[Any, Any]) -> Any:
@@ -68,7 +72,10 @@ def create_ingress(tokenizer_manager: Any) -> Any | None:
         return None
     from sam.srt.entrypoints.ingress import AgentHintIngress
 
-    ingress = AgentHintIngress(tokenizer_manager)
+    ingress_class = AgentHintIngress
+    if tokenizer_manager.enable_trace:
+        from sam.srt.observability.tracing import TracedIngress as ingress_class
+    ingress = ingress_class(tokenizer_manager)
     http_server = sys.modules.get("sglang.srt.entrypoints.http_server")
     if http_server is not None:
         from sam.srt.entrypoints.page import install_page
