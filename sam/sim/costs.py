@@ -57,3 +57,6 @@ def load(path: str) -> CostsFile:
         if not rate > 0:
             raise TraceError(f"{path}: {name} must be more than 0")
     return found
+
+
+DEFAULT_CPU = CostsFile(costs=Costs())

@@ -1,0 +1,188 @@
+"""The simulated server: its clock, its scheduler by hand, and a whole plan played on it."""
+
+import asyncio
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from sam.bench.predict import cli
+from sam.bench.predict.engine import Engine, EngineParams
+from sam.bench.predict.virtual import Stuck, run
+from sam.bench.predict.wire import Renderer
+from sam.bench.replay import cli as replay
+from sam.bench.replay.arms import ARMS
+from sam.bench.replay.comparison import spec_of
+from sam.bench.replay.state import State
+from sam.bench.workloads import build
+from sam.sim import policies
+from sam.sim.costs import Costs
+from sam.sim.policy import Setup
+
+REPO = Path(__file__).resolve().parents[2]
+COSTS = Costs(
+    prefill_tokens_per_s=100.0,
+    decode_tokens_per_s=10.0,
+    load_back_tokens_per_s=1_000.0,
+    pool_tokens_per_s=1_000.0,
+)
+A, B = list(range(100)), list(range(1_000, 1_100))
+
+
+def served(*tasks, device=1_000, host=2_000, policy="lru", lpm=False, running=16, chunk=2_048):
+    """Results of coroutine functions that get the engine, all started at second 0."""
+    found = []
+
+    async def main():
+        made = policies.create(policy, Setup(tiers_pages=(device, host)))
+        engine = Engine(EngineParams(device, 1, running, chunk, lpm, COSTS), made)
+        loop = asyncio.create_task(engine.run())
+        found.extend(await asyncio.gather(*(task(engine) for task in tasks)))
+        loop.cancel()
+
+    run(main())
+    return found
+
+
+def asks(*prompts, answer=(7, 8), session=None):
+    """One request after the other."""
+
+    async def task(engine):
+        return [await engine.ask(session, p, list(answer), label="other") for p in prompts]
+
+    return task
+
+
+# -- clock ------------------------------------------------------------------------------
+
+
+def test_sleeping_takes_no_time():
+    start = time.perf_counter()
+    assert run(asyncio.sleep(100_000.0)) == pytest.approx(100_000.0)
+    assert time.perf_counter() - start < 1_000.0
+
+
+def test_a_deadlock_is_an_error():
+    async def main():
+        await asyncio.Event().wait()
+
+    with pytest.raises(Stuck):
+        run(main())
+
+
+# -- scheduler --------------------------------------------------------------------------
+
+
+def test_times_and_finds_by_hand():
+    ((first, second),) = served(asks(A, [*A, 7, 9, 9]))
+    assert first.ttft_s == pytest.approx(1.0) and first.total_s == pytest.approx(1.1)
+    assert (first.device_tokens, first.host_tokens) == (0, 0)
+    assert second.device_tokens == 101  # the prompt and the answer but for its last token
+    assert second.ttft_s == pytest.approx(0.02)
+
+
+def test_requests_of_one_batch_do_not_find_each_other():
+    (a,), (b,) = served(asks(A), asks(A))
+    assert a.device_tokens == b.device_tokens == 0 and a.ttft_s == pytest.approx(2.0)
+
+
+def test_a_full_chunk_ends_a_batch():
+    (a,), (b,) = served(asks(A), asks(A), chunk=100)
+    assert a.device_tokens == 0 and b.device_tokens == 99  # the last token is always computed
+    assert a.ttft_s == pytest.approx(1.0) and b.ttft_s == pytest.approx(1.01)
+
+
+def test_what_left_the_device_comes_from_the_host():
+    ((_, _, back),) = served(asks(A, B, A), device=150)
+    assert 0 < back.device_tokens < 99 and back.device_tokens + back.host_tokens == 99
+    seconds = 0.01 + back.host_tokens / 1_000.0
+    assert back.ttft_s == pytest.approx(seconds)
+
+
+def test_nothing_is_found_where_nothing_fits():
+    ((_, _, back),) = served(asks(A, B, A), device=101, host=101)
+    assert back.device_tokens + back.host_tokens <= 1
+
+
+def test_running_requests_hold_the_device():
+    (a,), (b,) = served(asks(A), asks(B), device=150)
+    assert a.total_s == pytest.approx(1.1)
+    assert b.ttft_s == pytest.approx(2.1)  # waited for the whole answer of the other
+
+
+@pytest.mark.parametrize(("lpm", "later_s"), [(False, 3.1), (True, 2.1)])
+def test_longest_prefix_first(lpm, later_s):
+    C = list(range(5_000, 5_100))
+
+    async def late(engine):
+        await asyncio.sleep(1.2)  # B runs; C came first, A is in the cache
+        return [await engine.ask(None, [*A, 1], [7, 8], label="other")]
+
+    async def second(engine):
+        await asyncio.sleep(1.15)
+        return [await engine.ask(None, B, [7, 8], label="other")]
+
+    async def third(engine):
+        await asyncio.sleep(1.18)
+        return [await engine.ask(None, C, [7, 8], label="other")]
+
+    _, _, _, (hit,) = served(asks(A), second, third, late, lpm=lpm, running=1)
+    waited_s = 1.15 + 1.1 - 1.2 + (0.0 if lpm else 1.1)
+    assert hit.device_tokens == 100 and hit.ttft_s == pytest.approx(waited_s + 0.01)
+
+
+def test_sessions_are_told_to_the_policy():
+    (found,) = served(asks(A, [*A, 7, 9], session="s"), policy="next-use")
+    assert [one.device_tokens for one in found] == [0, 101]
+
+
+# -- a whole plan -----------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def predictor(tmp_path_factory):
+    args = replay._parse(["--quick", "--workdir", str(tmp_path_factory.mktemp("predict"))])
+    return cli.Predictor(args, None)
+
+
+@pytest.mark.parametrize("name", ["stock-lpm", "stock-session", "sam-idle"])
+def test_a_plan_is_played_to_its_end(predictor, name):
+    rows = predictor.rows(ARMS[name], 0)
+    plan = build(predictor.args.workload, spec_of(predictor.args, 0), predictor.words)
+    assert len(rows) == plan.n_requests()
+    for row in rows:
+        assert 0 <= row["device"] + row["host"] < row["prompt"]
+        assert 0 < row["ttft_s"] <= row["total_s"]
+    assert cli.rates_of(rows)["hit_rate"] > 0.3
+    assert rows == predictor.rows(ARMS[name], 0)
+
+
+def test_comparison_with_a_run(predictor, tmp_path):
+    state = State(tmp_path, {})
+    rows = predictor.rows(ARMS["stock"], 0)
+    halved = [{**row, "device": 0, "host": row["host"]} for row in rows]
+    state.add({"seed": 0, "arm": "stock", "rows": halved})
+    args = replay._parse(["--quick", "--arms", "stock", "stock-tlru", "--workdir", str(tmp_path)])
+    predictor.args, kept = args, predictor.args
+    found = cli.compare(predictor, state)
+    predictor.args = kept
+    assert [(one["arm"], one["seed"]) for one in found] == [("stock", 0), ("stock", 1)]
+    assert found[1]["live"] is None and found[1]["points"] is None
+    expected = 100 * sum(row["device"] for row in rows) / sum(row["prompt"] for row in rows)
+    assert found[0]["points"] == pytest.approx(expected)
+    assert json.dumps(found)
+
+
+def test_tools_and_calls_are_rendered(predictor):
+    renderer: Renderer = predictor.renderer
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+    messages = [{"role": "user", "content": "go"}]
+    short = renderer.prompt({"messages": messages, "tools": [tool]})
+    assert len(short) > len(renderer.prompt({"messages": messages}))
+    reply = {"role": "assistant", "content": "yes", "tool_calls": [call]}
+    result = {"role": "tool", "tool_call_id": "c", "content": "ok"}
+    grown = renderer.prompt({"messages": [*messages, reply, result], "tools": [tool]})
+    answer = renderer.answer("yes")
+    assert grown[: len(short) + len(answer)] == [*short, *answer]
