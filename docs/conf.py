@@ -36,6 +36,7 @@ SECTIONS = {
     "Hand upstream": ["docs/upstream/README", "docs/upstream/*"],
     "More": ["docs/*"],
 }
+TITLES = {"README": "What it is", "README.zh": "这是什么", "docs/operating": "Operating guide"}
 _REPO = Path(__file__).resolve().parent.parent
 
 
@@ -52,9 +53,13 @@ def tables_of_contents() -> str:
         pages = [page for page in dict.fromkeys(found) if page not in used]
         used.update(pages)
         if pages:
-            entries = "\n".join(f"/{page}" for page in pages)
+            entries = "\n".join(_entry(page) for page in pages)
             text += f"\n```{{toctree}}\n:caption: {title}\n:hidden:\n\n{entries}\n```\n"
     return text
+
+
+def _entry(page: str) -> str:
+    return f"{TITLES[page]} </{page}>" if page in TITLES else f"/{page}"
 
 
 def _add_contents(app: object, page: str, source: list[str]) -> None:
