@@ -193,6 +193,23 @@ def test_the_tree(sam, agent):
     assert re.search(r"^[ │]+[├└]── \d+ tokens  device", text, re.M), text
 
 
+def test_the_tree_of_one_session(sam, agent):
+    agent("alone-1")
+    agent("alone-2")
+    _, whole, _ = sam("tree", key=ADMIN)
+    code, report, _ = sam("tree", "--session", "alone-1", key=ADMIN)
+    assert code == Exit.OK
+    nodes = {node["id"]: node for node in report["nodes"]}
+    assert 0 < len(nodes) < len(whole["nodes"])
+    assert all("alone-1" in node["sessions"] for node in nodes.values())
+    shared = [node for node in nodes.values() if "alone-2" in node["sessions"]]
+    assert 0 < len(shared) < len(nodes)
+    code, text, _ = sam("tree", "--session", "alone-1", key=ADMIN, as_json=False)
+    assert code == Exit.OK
+    assert {int(found) for found in re.findall(r"#(\d+) *$", text, re.M)} == set(nodes)
+    assert sam("tree", "--session", "nobody", key=ADMIN)[1]["nodes"] == []
+
+
 def test_top(sam, agent, server, capsys):
     agent("busy")
     code = main(["top", "--url", server.url, "--api-key", ADMIN, "--count", "2", "--json"])
