@@ -25,6 +25,14 @@ python="$venv/bin/python"
 SAM_PYTHON="$python" scripts/apply_patches.sh apply
 "$python" scripts/lint_patches.py
 
+skips() { echo "test.sh: without $1 (see above); what needs it is skipped" >&2; }
+if [[ $mode = ci || $mode = full ]]; then
+  SAM_PYTHON="$python" scripts/pool.sh install || skips Mooncake
+  SAM_PYTHON="$python" scripts/pool.sh router || skips "a router"
+  SAM_PYTHON="$python" scripts/browser.sh install || skips Chromium
+  scripts/setup_tracing.sh || skips OpenTelemetry
+fi
+
 case "$mode" in
   fast) selection=(-m "not e2e") ;;
   ci) selection=(-m "not slow") ;;

@@ -3,17 +3,11 @@
 Needs `scripts/pool.sh install`.
 """
 
-import functools
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 pytest.importorskip("sglang")
 
-import harness_cache
+from harness_mooncake import make_server, mooncake, mooncake_pool, n_present
 from harness_pool import (
     PAGE,
     flush,
@@ -25,65 +19,11 @@ from harness_pool import (
     settle,
     text,
 )
-from harness_pools import server_settings
 
 from sam.core.manifests import manifest_key
 from sam.srt.mem_cache.storage.page_keys import fingerprint_of
-from sam.testing.server import free_port
 
-__all__ = ["make_pool", "one_rank"]
-
-REPO = Path(__file__).resolve().parents[2]
-MOONCAKE = Path(os.environ.get("SAM_POOL_LIB", REPO / ".cache" / "mooncake"))
-
-
-@pytest.fixture(scope="module")
-def pool_port(tmp_path_factory):
-    if not (MOONCAKE / "mooncake").is_dir():
-        pytest.skip("no Mooncake: run scripts/pool.sh install")
-    env = {
-        **os.environ,
-        "SAM_POOL_RUN": str(tmp_path_factory.mktemp("pool")),
-        "SAM_POOL_PORT": str(free_port()),
-        "SAM_POOL_BYTES": str(64 << 20),
-        "SAM_PYTHON": sys.executable,
-    }
-    script = functools.partial(subprocess.run, env=env, capture_output=True, text=True)
-    started = script([REPO / "scripts" / "pool.sh", "start"])
-    assert started.returncode == 0, started.stderr
-    sys.path.append(str(MOONCAKE))
-    yield int(env["SAM_POOL_PORT"])
-    sys.path.remove(str(MOONCAKE))
-    assert script([REPO / "scripts" / "pool.sh", "status"]).returncode == 0
-    assert script([REPO / "scripts" / "pool.sh", "stop"]).returncode == 0
-    assert script([REPO / "scripts" / "pool.sh", "status"]).returncode == 1
-
-
-@pytest.fixture
-def make_server(pool_port, make_pool, monkeypatch, request):
-    """Factory of caches on one Mooncake, under a name of this test's own."""
-
-    def settings(**given):
-        override = server_settings(**given)
-        override._fields["hicache_mem_layout"] = "page_first_direct"
-        return override
-
-    monkeypatch.setattr(harness_cache, "server_settings", settings)
-    storage = {
-        "backend": "mooncake",
-        "master_server_address": f"127.0.0.1:{pool_port}",
-        "metadata_server": "P2PHANDSHAKE",
-        "protocol": "tcp",
-        "global_segment_size": 0,
-        "local_hostname": "127.0.0.1",
-        "extra_backend_tag": request.node.name,
-    }
-    return lambda **given: make_pool(storage=storage, **given)
-
-
-def n_present(rig, keys):
-    backend = rig.cache.cache_controller.storage_backend
-    return sum(backend.batch_exists([key]) for key in keys)
+__all__ = ["make_pool", "make_server", "mooncake", "mooncake_pool", "one_rank"]
 
 
 def test_from_one_server_to_the_other_and_out_of_the_pool(make_server):
