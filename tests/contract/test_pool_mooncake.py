@@ -42,9 +42,7 @@ def test_from_one_server_to_the_other_and_out_of_the_pool(make_server):
     assert result.status == "done" and result.detail["tokens"]["pool"] >= (16 - 2) * PAGE
     assert n_present(second, pages) == 2
     store = second.cache.cache_controller.storage_backend.store
-    name = manifest_key(
-        second.ref("a").key, fingerprint_of(second.cache.cache_controller)
-    )
+    name = manifest_key(second.ref("a").key, fingerprint_of(second.cache.cache_controller))
     assert store.is_exist(name) == 0
     for rig in (first, second):
         assert rig.cache.pool._worker.n_errors == 0
