@@ -68,6 +68,7 @@ USED_MEMBERS: dict[str, tuple[str, ...]] = {
         "prefetch_from_storage",
         "write_backup_storage",
         "attach_storage_backend",
+        "clear_storage_backend",
         "insert",
         "check_prefetch_progress",
         "pop_prefetch_loaded_tokens",

@@ -242,6 +242,49 @@ def test_detach_and_attach_while_sessions_live(make_pool, tmp_path):
     assert outcome(rig, "evict", "a").detail["tokens"]["pool"] > 0
 
 
+def test_the_cache_is_flushed_while_sessions_live(make_pool, tmp_path):
+    """Case 24, what a weights update does: sessions in every state survive as empty, and none
+    of their node ids is used again."""
+    rig = make_pool(tokens=512)
+    ids = {}
+    for i, name in enumerate(["idle", "away", "back", "gone"]):
+        ids[name] = rig.full_ids(rig.run(text(200 * i, 60), session=name))
+        settle(rig)
+    assert outcome(rig, "demote", "away", release="now").status == "done"
+    assert outcome(rig, "evict", "gone").status == "done"
+    rig.hint("prefetch", "back")
+    rig.run(text(2_000, 60), session="last")
+    settle(rig)
+    rig.flush()
+    for name in ("idle", "away", "back", "last"):
+        assert rig.session(name).live and rig.on_tiers(name) == (0, 0)
+    check_nothing_in_flight(rig)
+    for name in ("idle", "away", "back"):
+        assert outcome(rig, "prefetch", name).detail["tokens"]["pool"] == 64
+        assert rig.run(ids[name], session=name).reused == 64
+    assert outcome(rig, "evict", "away").detail["tokens"]["pool"] > 0
+    settle(rig)
+
+
+def test_the_pool_is_cleared_while_sessions_live(make_pool, tmp_path):
+    """Case 24: what was there is not taken for there, and comes again with the next offload."""
+    rig = make_pool()
+    ids = rig.full_ids(rig.run(text(0, 60), session="a"))
+    settle(rig)
+    assert rig.cache.clear_storage_backend()
+    settle(rig)
+    assert not in_pool(tmp_path) and len(rig.cache.pool._ledger) == 0
+    assert outcome(rig, "demote", "a").detail["tokens"]["pool"] == 64
+    assert in_pool(tmp_path) == set(keys_of(ids[:-1]))
+    assert rig.cache.clear_storage_backend()
+    flush(rig)
+    assert outcome(rig, "prefetch", "a").status == "missing"
+    rig.run(ids, session="a")
+    flush(rig)
+    assert outcome(rig, "prefetch", "a").status == "done"
+    assert outcome(rig, "evict", "a").detail["tokens"]["pool"] > 0
+
+
 def test_manifests_in_the_folder_are_bounded_across_restarts(make_pool, tmp_path):
     bound = SamConfig(raise_on_error=True, pool_group_pages=2, pool_manifest_bytes=1_500)
     for start in (0, 5_000):

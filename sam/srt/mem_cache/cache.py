@@ -162,6 +162,12 @@ class SessionRadixCache(UnifiedRadixCache):
         with pool_names_tell_format():
             return super().attach_storage_backend(*args, **kwargs)
 
+    def clear_storage_backend(self) -> bool:
+        cleared = super().clear_storage_backend()
+        if cleared:
+            self.pool.cleared()
+        return cleared
+
     def shutdown(self) -> None:
         self.pool.close()
         super().shutdown()

@@ -7,7 +7,6 @@ may need, or fail a request: whatever goes wrong in the pool is a miss, counted.
 
 from __future__ import annotations
 
-import logging
 import zlib
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -49,19 +48,11 @@ from sam.srt.mem_cache.storage.worker import BoundedNames, Job, PoolWorker
 if TYPE_CHECKING:
     from sam.config import SamConfig
 
-logger = logging.getLogger(__name__)
-
 REMOVE_BATCH = 512
 MAX_STORED_NODES = 1 << 16
 STOP_TIMEOUT_S = 5.0
-COUNTERS = (
-    "manifests_written",
-    "manifests_failed",
-    "manifests_read",
-    "pages_removed",
-    "removals_unsupported",
-    "tokens_prefetched",
-)
+COUNTERS = ("manifests_written", "manifests_failed", "manifests_read",
+            "pages_removed", "removals_unsupported", "tokens_prefetched")  # fmt: skip
 
 
 class SessionPool:
@@ -143,6 +134,11 @@ class SessionPool:
         self._stored[node_id] = None
         if len(self._stored) > MAX_STORED_NODES:
             self._stored.popitem(last=False)
+
+    def cleared(self) -> None:
+        """All that lay in the pool is gone."""
+        self._stored.clear()
+        self._worker.submit(self._forget_all)
 
     def is_stored(self, node_id: int) -> bool:
         """Whether that is known; the pool itself drops what it has twice."""
@@ -335,6 +331,11 @@ class SessionPool:
             return None
         self.counters["manifests_read"] += 1
         return tokens
+
+    def _forget_all(self) -> None:
+        for key in self._ledger.owners():
+            self._ledger.forget(key)
+        self._counted_in = None
 
     def _measure(self) -> None:
         n_removed = self.counters["pages_removed"]
