@@ -10,7 +10,7 @@ import pytest
 from sam.sim import policies, traces
 from sam.sim.__main__ import main
 from sam.sim.costs import Costs
-from sam.sim.loop import AT_ONCE, FCFS, LPM, AllFound, ClosedLoop, LoopParams
+from sam.sim.loop import AT_ONCE, FCFS, INSTANT, LPM, AllFound, ClosedLoop, LoopParams
 from sam.sim.runner import Experiment, Question
 from sam.sim.schedule import Kind
 from sam.sim.trace import TraceError
@@ -154,7 +154,7 @@ def test_interrupt_reports_what_is_complete(capsys, monkeypatch):
 # -- conservation -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("order", [AT_ONCE, FCFS, LPM])
+@pytest.mark.parametrize("order", [INSTANT, AT_ONCE, FCFS, LPM])
 def test_every_prompt_token_is_found_or_computed(order):
     trace = traces.load(STEADY)
     answer = answer_of(trace, Question(capacity=0.3, concurrent=40, order=order))
@@ -279,3 +279,57 @@ def test_hard_inputs_cost_little_with_the_guard(capsys, name):
     got = result(capsys, "--trace", f"synthetic:{name}:120", "--policy", "next-use-guard",
                  "--capacity", "0.3", "--no-times")  # fmt: skip
     assert got["recompute_vs_lru"] < 1.05
+
+
+# -- costs, orders, lies ----------------------------------------------------------------
+
+
+def test_costs_from_a_file(tmp_path, capsys):
+    path = tmp_path / "costs.json"
+    slow = {"prefill_tokens_per_s": 100.0, "decode_tokens_per_s": 5.0}
+    path.write_text(json.dumps({"costs": slow, "machine": "a desk"}))
+    args = ("--trace", STEADY, "--capacity", "0.3", "--sessions", "4")
+    by_file = result(capsys, *args, "--costs", str(path))
+    by_flags = result(capsys, *args, "--prefill-rate", "100", "--decode-rate", "5")
+    assert by_file == by_flags
+    over = result(capsys, *args, "--costs", str(path), "--prefill-rate", "200")
+    assert over["ttft"]["mean_s"] < by_file["ttft"]["mean_s"]
+
+
+@pytest.mark.parametrize("text", ["{", "{}", '{"costs": {"prefill_tokens_per_s": 0}}', None])
+def test_costs_that_are_none(tmp_path, capsys, text):
+    path = tmp_path / "costs.json"
+    if text is not None:
+        path.write_text(text)
+    code, out = run(capsys, "--trace", STEADY, "--costs", str(path))
+    assert code == 2 and str(path) in out.err
+
+
+def test_an_instant_request_lets_its_recorded_time_pass(tmp_path):
+    path = tmp_path / "t.jsonl"
+    path.write_text(session_line())
+    loop = ClosedLoop(traces.load(str(path)), LoopParams(1, None, Costs(), INSTANT), seed=0)
+    schedule = loop.run(AllFound(loop))
+    events = list(schedule.events())
+    assert [kind for kind, *_ in events] == [Kind.ARRIVED, Kind.STARTED, Kind.ANSWERED] * 2
+    starts = [time_s for kind, _, _, time_s in events if kind == Kind.STARTED]
+    assert starts[1] - starts[0] == pytest.approx(1 + 5)  # the call, then the client's time
+    assert schedule.idle_s(0, 0) == pytest.approx(6) and schedule.idle_s(0, 1) is None
+
+
+def test_a_failed_call_gives_its_seconds_to_the_next_turn(tmp_path):
+    turns = json.loads(session_line())["turns"]
+    failed = {"in": 0, "keep": 0, "out": 3, "think": 7, "api": 2, "stop": ""}
+    path = tmp_path / "t.jsonl"
+    path.write_text(session_line(turns=[turns[0], failed, turns[1], failed]))
+    (session,) = traces.load(str(path)).sessions
+    assert [turn.think_s for turn in session.turns] == [0, 7 + 2 + 5]
+    assert [turn.says_end for turn in session.turns] == [False, True]
+
+
+@pytest.mark.parametrize("name", ["alternating", "false-ends", "swapped-labels", "lying-hints"])
+def test_hard_inputs_cost_little(name):
+    question = Question(capacity=0.3, concurrent=16)
+    answer = answer_of(traces.load(f"synthetic:{name}:100"), question, ["next-use-guard"])
+    lost = answer.prompt_tokens - answer.outcomes["next-use-guard"].hit_tokens
+    assert lost <= 1.05 * (answer.prompt_tokens - answer.outcomes["lru"].hit_tokens)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from sam.bench.costs import rates
 from sam.bench.predict import cli
 from sam.bench.predict.engine import Engine, EngineParams
 from sam.bench.predict.virtual import Stuck, run
@@ -186,3 +187,16 @@ def test_tools_and_calls_are_rendered(predictor):
     grown = renderer.prompt({"messages": [*messages, reply, result], "tools": [tool]})
     answer = renderer.answer("yes")
     assert grown[: len(short) + len(answer)] == [*short, *answer]
+
+
+# -- costs ------------------------------------------------------------------------------
+
+
+def test_rates_by_hand():
+    seconds = {"cold": 1.1, "device": 0.1, "host": 0.2, "storage": 0.09}
+    found, bounds = rates(seconds, 0.1 + 64 / 40)
+    assert found.prefill_tokens_per_s == pytest.approx(2048.0)
+    assert found.decode_tokens_per_s == pytest.approx(40.0)
+    assert found.load_back_tokens_per_s == pytest.approx(20_480.0)
+    assert bounds == ("storage",)  # faster than a device hit: below what can be told
+    assert found.pool_tokens_per_s == pytest.approx(2048 / 0.005)
