@@ -16,6 +16,7 @@ BENCHMARKS = {
     "memory": "bytes per node and per session; pauses of the garbage collector",
     "replay": "agent work on stock and on sam, side by side, with a report",
     "page": "whether the live page stays smooth with many sessions, in headless Chromium",
+    "pool": "sessions in the L3 pool: resume with and without prefetch, peak bytes",
     "frees": "what it costs to give evicted tokens back to SGLang's allocators",
 }
 USAGE = "usage: python -m sam.bench NAME [--help] [options]\n" + "\n".join(
