@@ -100,13 +100,11 @@ function Chart({ title, buckets, legend, top, children, note, extra }) {
   </section>`;
 }
 
-const total = (b) => b.device_free + b.device_evictable + b.device_protected;
-
 export function PoolChart({ buckets }) {
   const locked = held(buckets, (b) => (b.device_free == null ? null
-    : b.device_protected / total(b)));
+    : 1 - (b.device_free + b.device_evictable) / b.device_total));
   const used = held(buckets, (b) => (b.device_free == null ? null
-    : 1 - b.device_free / total(b)));
+    : 1 - b.device_free / b.device_total));
   const host = held(buckets, (b) => (b.host_total ? 1 - b.host_free / b.host_total : null));
   const hasHost = host.some((value) => value != null);
   const legend = (at) => {

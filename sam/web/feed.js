@@ -136,6 +136,7 @@ export class Feed {
     this.series.splice(0, this.series.length - KEPT_BUCKETS);
     if (watched && this.watched === watched && news.story) this.story = news.story;
     this.summary = news.summary;
+    this.deviceTotal = news.device_total;
     this.ingress = news.ingress;
     this.control = news.control;
     this.nSessions = news.n_sessions;

@@ -50,16 +50,17 @@ function Tile({ title, value, of, parts, note }) {
 
 function Tiles({ feed, totals, hasHost, hasPool }) {
   const { device, host, pool, pending_actions: pending } = feed.summary;
-  const all = device.free + device.evictable + device.protected;
+  const all = feed.deviceTotal;
+  const locked = all - device.free - device.evictable;
   const share = (n, whole) => (whole ? n / whole : 0);
   const rejected = feed.ingress ? feed.ingress.rejected_hints : 0;
   const used = host ? host.total - host.free : 0;
   return html`<div class="tiles">
     <${Tile} title="Device" value=${percent(all - device.free, all)}
       of="of ${short(all)} tokens" parts=${[
-        { tone: "locked", share: share(device.protected, all) },
+        { tone: "locked", share: share(locked, all) },
         { tone: "device", share: share(device.evictable, all) }]}
-      note="${short(device.protected)} in use now, ${short(device.evictable)} cached" />
+      note="${short(locked)} in use now, ${short(device.evictable)} cached" />
     ${hasHost && html`<${Tile} title="Host" value=${percent(used, host.total)}
       of="of ${short(host.total)} tokens" parts=${[{ tone: "host", share: share(used, host.total) }]}
       note="${short(host.free)} free" />`}

@@ -41,6 +41,7 @@ class Scheduler:
             "series": self.series,
             "stories": [{"key": list(key), "events": [{"t": 1}]} for key in payload["watch"]],
             "summary": {"errors": 0},
+            "device_total": 4096,
         }
 
 

@@ -30,6 +30,7 @@ REPORT = {
     "series": [],
     "stories": [],
     "summary": {},
+    "device_total": 4096,
 }
 
 

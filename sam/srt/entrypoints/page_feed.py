@@ -79,6 +79,7 @@ class PageFeed:
         self._now_s = 0.0
         self._n_sessions = 0
         self._summary: dict[str, Any] | None = None
+        self._device_total = 0
 
     def knows(self, key: Key) -> bool:
         """Whether the session is one that the page shows."""
@@ -114,6 +115,7 @@ class PageFeed:
             "series": [b for b in self._series if b["t"] >= bucket_s],
             "story": None if watch is None else self._stories.get(watch),
             "summary": self._summary,
+            "device_total": self._device_total,
         }
 
     # -- inside -------------------------------------------------------------------
@@ -180,6 +182,7 @@ class PageFeed:
         }
         self._now_s, self._n_sessions = report["now_s"], report["n_sessions"]
         self._summary = report["summary"]
+        self._device_total = report["device_total"]
 
     def _put(self, key: Key, json: bytes) -> None:
         row = self._rows.get(key)

@@ -77,6 +77,7 @@ def page_report(cache: Any, payload: Mapping[str, Any]) -> dict[str, Any]:
             for key in payload.get("watch", ())[:MAX_WATCHED]
         ],
         "summary": summary(cache),
+        "device_total": cache.token_to_kv_pool_allocator.size,
     }
 
 

@@ -20,9 +20,8 @@ def note_request(cache: Any, req: Any) -> None:
     """A request ended: count it, and once a bucket how full the pools are."""
     timeline = cache.hints.timeline
     now_s = timeline.clock()
-    is_new = timeline.series.is_new(now_s)
     timeline.request_over(req)
-    if is_new:
+    if not timeline.series.knows(now_s, "device_free"):
         note_levels(cache, now_s)
 
 
@@ -30,6 +29,7 @@ def note_levels(cache: Any, now_s: float) -> None:
     """How full the pools are, in tokens."""
     core = cache.tree_core
     levels = {
+        "device_total": cache.token_to_kv_pool_allocator.size,
         "device_free": cache._component_available_size(BASE_COMPONENT_TYPE),
         "device_evictable": core.full_evictable_size(),
         "device_protected": core.full_protected_size(),

@@ -35,9 +35,9 @@ class TimeSeries:
         """Set levels of the bucket at hand."""
         self._at(now_s).update(levels)
 
-    def is_new(self, now_s: float) -> bool:
-        """Whether nothing is known of the bucket at hand yet."""
-        return now_s >= self._ends_s
+    def knows(self, now_s: float, name: str) -> bool:
+        """Whether the bucket at hand has such a count or level."""
+        return now_s < self._ends_s and name in self._buckets[-1]
 
     def since(self, time_s: float) -> list[dict[str, float]]:
         """Buckets that began at `time_s` or later, oldest first."""
