@@ -12,6 +12,7 @@ import random
 import sys
 import tempfile
 import time
+import urllib.error
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -87,7 +88,7 @@ def measure(
         samples["host"].append(meter.time_s(prompt, "host"))
         steps.append(meter.time_s(prompt, "device", new=1 + _DECODED_TOKENS))
     stored()
-    server.flush_cache()
+    _flush(server)
     samples["storage"] = [meter.time_s(prompt, "storage") for prompt in prompts]
     return rates({kind: median(found) for kind, found in samples.items()}, median(steps))
 
@@ -109,6 +110,19 @@ def rates(seconds: dict[str, float], decoded_s: float) -> tuple[Costs, tuple[str
         pool_tokens_per_s=rate(seconds["storage"] - hit_s, _PROMPT_TOKENS),
     )
     return costs, bounds
+
+
+def _flush(server: ServerProcess, timeout_s: float = 60.0) -> None:
+    """Empty device and host; the server refuses while it still writes to the pool."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            server.flush_cache()
+            return
+        except urllib.error.HTTPError as error:
+            if time.monotonic() > deadline:
+                raise Unfit(f"the caches are not emptied: {error}") from error
+            time.sleep(0.5)
 
 
 def _wait_for_pages(folder: Path, pages: int, timeout_s: float = 120.0) -> None:

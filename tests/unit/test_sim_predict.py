@@ -31,13 +31,13 @@ COSTS = Costs(
 A, B = list(range(100)), list(range(1_000, 1_100))
 
 
-def served(*tasks, device=1_000, host=2_000, policy="lru", lpm=False, running=16, chunk=2_048):
+def served(*tasks, device=1_000, host=2_000, policy="lru", order="fcfs", running=16, chunk=2_048):
     """Results of coroutine functions that get the engine, all started at second 0."""
     found = []
 
     async def main():
         made = policies.create(policy, Setup(tiers_pages=(device, host)))
-        engine = Engine(EngineParams(device, 1, running, chunk, lpm, COSTS), made)
+        engine = Engine(EngineParams(device, 1, running, chunk, order, COSTS), made)
         loop = asyncio.create_task(engine.run())
         found.extend(await asyncio.gather(*(task(engine) for task in tasks)))
         loop.cancel()
@@ -112,8 +112,8 @@ def test_running_requests_hold_the_device():
     assert b.ttft_s == pytest.approx(2.1)  # waited for the whole answer of the other
 
 
-@pytest.mark.parametrize(("lpm", "later_s"), [(False, 3.1), (True, 2.1)])
-def test_longest_prefix_first(lpm, later_s):
+@pytest.mark.parametrize("order", ["fcfs", "lpm", "shortest-prefill-first"])
+def test_order_of_service(order):
     C = list(range(5_000, 5_100))
 
     async def late(engine):
@@ -128,8 +128,8 @@ def test_longest_prefix_first(lpm, later_s):
         await asyncio.sleep(1.18)
         return [await engine.ask(None, C, [7, 8], label="other")]
 
-    _, _, _, (hit,) = served(asks(A), second, third, late, lpm=lpm, running=1)
-    waited_s = 1.15 + 1.1 - 1.2 + (0.0 if lpm else 1.1)
+    _, _, _, (hit,) = served(asks(A), second, third, late, order=order, running=1)
+    waited_s = 1.15 + 1.1 - 1.2 + (1.1 if order == "fcfs" else 0.0)
     assert hit.device_tokens == 100 and hit.ttft_s == pytest.approx(waited_s + 0.01)
 
 

@@ -43,6 +43,9 @@ POLICIES: Mapping[str, str] = {
     "sam-idle": "next-use",
     "sam-hints-lpm": "next-use",
     "sam-idle-lpm": "next-use",
+    "stock-spf": "lru",
+    "sam-hints-spf": "next-use",
+    "sam-idle-spf": "next-use",
 }
 """What decides in each arm; an arm that is not here is not simulated."""
 _CHUNK_TOKENS = int(CPU_SERVER_ARGS[CPU_SERVER_ARGS.index("--chunked-prefill-size") + 1])
@@ -88,7 +91,7 @@ class Predictor:
             page_tokens=args.page_size,
             max_running=args.running,
             chunk_tokens=_CHUNK_TOKENS,
-            lpm=arm.schedule_policy == "lpm",
+            order=arm.schedule_policy,
             costs=self.costs,
         )
 

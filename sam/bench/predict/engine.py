@@ -19,15 +19,18 @@ from sam.sim.costs import Costs
 from sam.sim.policy import Policy
 from sam.sim.traces.hashed import BlockTrie
 
+FCFS, LPM, SPF = "fcfs", "lpm", "shortest-prefill-first"
+ORDERS = (FCFS, LPM, SPF)
+
 
 class EngineParams(NamedTuple):
-    """Sizes in tokens, as in the server's flags. `lpm`: longest prefix first, else fcfs."""
+    """Sizes in tokens, as in the server's flags. `order`: one of `ORDERS`."""
 
     device_tokens: int
     page_tokens: int
     max_running: int
     chunk_tokens: int
-    lpm: bool
+    order: str
     costs: Costs
 
 
@@ -108,8 +111,10 @@ class Engine:
 
     def _admit(self) -> list[Request]:
         """The next prefill batch; what its requests find is what was there before it."""
-        if self.params.lpm:
+        if self.params.order == LPM:
             self._queue.sort(key=lambda request: -max(self._peek(request)))
+        elif self.params.order == SPF:
+            self._queue.sort(key=lambda request: len(request.prompt) - max(self._peek(request)))
         batch: list[Request] = []
         new_tokens = 0
         for request in list(self._queue):
