@@ -15,8 +15,10 @@ BENCHMARKS = {
     "soak": "random hints at full load, then the books are checked",
     "memory": "bytes per node and per session; pauses of the garbage collector",
     "replay": "agent work on stock and on sam, side by side, with a report",
-    "page": "whether the live page stays smooth with many sessions, in headless Chromium",
     "pool": "sessions in the L3 pool: resume with and without prefetch, peak bytes",
+    "costs": "what tokens cost on this machine: a file for `python -m sam.sim --costs`",
+    "predict": "the replay on a simulated server, beside what live ones did",
+    "page": "whether the live page stays smooth with many sessions, in headless Chromium",
     "frees": "what it costs to give evicted tokens back to SGLang's allocators",
 }
 USAGE = "usage: python -m sam.bench NAME [--help] [options]\n" + "\n".join(
