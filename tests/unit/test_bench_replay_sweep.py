@@ -1,12 +1,20 @@
 """Points of a sweep, and what a pool of Mooncake gives to every arm."""
 
+import io
 from pathlib import Path
+
+import pytest
+from rich.console import Console
 
 from sam.bench.replay import cli
 from sam.bench.replay.arms import ARMS
-from sam.bench.replay.comparison import Comparison
+from sam.bench.replay.comparison import Comparison, spec_of
 from sam.bench.replay.pools import Pool, fresh_pool, read_flags
+from sam.bench.replay.state import State
 from sam.bench.replay.sweep import axes_of, name_of, points_of, sweep_table
+from sam.bench.workloads import build
+from sam.bench.workloads.text import Vocabulary
+from sam.bench.workloads.timeline import timeline_of
 
 PRINTED = """\
 environment of each server:
@@ -87,3 +95,16 @@ def test_a_pool_of_files_starts_empty(tmp_path):
     assert pool.peak.peak_bytes == 3
     with fresh_pool("off", tmp_path) as none:
         assert none == Pool()
+
+
+@pytest.mark.parametrize("traces", [None, *filter(Path.is_dir, [cli._TRACES])])
+@pytest.mark.parametrize("options", [["--quick"], []])
+def test_the_defaults_fit_their_device_pool(options, traces, tmp_path):
+    args = cli._parse(options)
+    args.traces = traces
+    words = Vocabulary([f"word{i}" for i in range(50)])
+    comparison = Comparison(args, [], State(tmp_path, {}), Console(file=io.StringIO()))
+    for seed in args.seeds:
+        plan = build(args.workload, spec_of(args, seed), words)
+        sizes = comparison._sizes(plan, timeline_of(plan, words.count))
+        assert sizes["l1_tokens"] < sizes["working_set_tokens"], "nothing would be evicted"

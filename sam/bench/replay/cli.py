@@ -38,8 +38,8 @@ from sam.testing.tiny_model import PRESETS, build_tiny_model
 
 EXIT_INTERRUPTED = 130
 QUICK = {
-    "users": 4, "turns": 5, "lengths": 0.02, "gaps": 0.02, "model": "tiny", "l1": 0.3,
-    "seeds": [0, 1], "arms": ["stock", "stock-lpm", "sam-hints"],
+    "users": 4, "turns": 5, "lengths": 0.02, "gaps": 0.02, "model": "tiny", "l1": 0.4,
+    "seeds": [0, 3], "arms": ["stock", "stock-lpm", "sam-hints"],
 }  # fmt: skip
 _TRACES = Path(__file__).resolve().parents[3].parent / "shared" / "traces"
 _ABOUT = """\
