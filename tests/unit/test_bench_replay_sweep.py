@@ -8,14 +8,17 @@ from rich.console import Console
 
 from sam.bench.replay import cli
 from sam.bench.replay.arms import ARMS
-from sam.bench.replay.comparison import Comparison, spec_of
+from sam.bench.replay.comparison import Comparison, Unfit, spec_of
 from sam.bench.replay.pools import Pool, fresh_pool, read_flags
 from sam.bench.replay.state import State
 from sam.bench.replay.sweep import axes_of, name_of, points_of, sweep_table
 from sam.bench.workloads import build
+from sam.bench.workloads.spec import WorkloadSpec
 from sam.bench.workloads.text import Vocabulary
 from sam.bench.workloads.timeline import timeline_of
 
+WORDS = Vocabulary([f"word{i}" for i in range(50)])
+QUIET = Console(file=io.StringIO())
 PRINTED = """\
 environment of each server:
   PYTHONPATH=/opt/mooncake
@@ -85,6 +88,26 @@ def test_a_pool_gives_all_arms_the_same_and_none_its_backend():
     assert "--radix-cache-backend" not in found["stock"]
 
 
+def test_shortest_prefill_first_wants_prompts_in_one_piece(tmp_path):
+    plan = build("swarm", WorkloadSpec(users=4, lengths=0.5), WORDS)
+    line = timeline_of(plan, WORDS.count)
+    assert line.longest_tokens > 2048, "what the servers' own chunk size is"
+    enough = f"--server-arg=--chunked-prefill-size={line.longest_tokens}"
+    for name, more, refused in (
+        ("stock-lpm", [], False),
+        ("stock-spf", [], True),
+        ("sam-hints-spf", [enough], False),
+        ("stock-spf", [enough, "--server-arg=--chunked-prefill-size", "--server-arg=64"], True),
+    ):
+        args = cli._parse([*more, "--l1", "1"])
+        comparison = Comparison(args, [ARMS[name]], State(tmp_path, {}), QUIET)
+        if not refused:
+            comparison._sizes(plan, line)
+            continue
+        with pytest.raises(Unfit, match=f"={line.longest_tokens}"):
+            comparison._sizes(plan, line)
+
+
 def test_a_pool_of_files_starts_empty(tmp_path):
     (tmp_path / "l3").mkdir()
     (tmp_path / "l3" / "old.bin").write_bytes(b"x")
@@ -102,9 +125,8 @@ def test_a_pool_of_files_starts_empty(tmp_path):
 def test_the_defaults_fit_their_device_pool(options, traces, tmp_path):
     args = cli._parse(options)
     args.traces = traces
-    words = Vocabulary([f"word{i}" for i in range(50)])
-    comparison = Comparison(args, [], State(tmp_path, {}), Console(file=io.StringIO()))
+    comparison = Comparison(args, [], State(tmp_path, {}), QUIET)
     for seed in args.seeds:
-        plan = build(args.workload, spec_of(args, seed), words)
-        sizes = comparison._sizes(plan, timeline_of(plan, words.count))
+        plan = build(args.workload, spec_of(args, seed), WORDS)
+        sizes = comparison._sizes(plan, timeline_of(plan, WORDS.count))
         assert sizes["l1_tokens"] < sizes["working_set_tokens"], "nothing would be evicted"

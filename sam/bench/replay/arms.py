@@ -50,9 +50,10 @@ class Arm:
 
 
 POLICY = "--schedule-policy"
+SHORTEST_FIRST = "shortest-prefill-first"
 _SAM = ("--radix-cache-backend", "sam")
 _LPM = (POLICY, "lpm")
-_SPF = (POLICY, "shortest-prefill-first")
+_SPF = (POLICY, SHORTEST_FIRST)
 _TLRU = ("--radix-eviction-policy", "tlru")
 _SESSION = ("--enable-session-radix-cache",)
 ARMS: Mapping[str, Arm] = {

@@ -24,7 +24,7 @@ from rich.console import Console
 
 from sam.bench.progress import Steps
 from sam.bench.replay import measure, stats
-from sam.bench.replay.arms import Arm, tlru_flags
+from sam.bench.replay.arms import SHORTEST_FIRST, Arm, tlru_flags
 from sam.bench.replay.player import Played, play
 from sam.bench.replay.pools import Pool, fresh_pool
 from sam.bench.replay.state import State, code_version
@@ -89,6 +89,7 @@ class Comparison:
                 f"L1 of {l1:,} tokens cannot serve the longest request of "
                 f"{line.longest_tokens:,}: raise --l1 or --users, or lower --lengths"
             )
+        self._refuse_chunks(line)
         return {
             "working_set_tokens": line.working_set_tokens,
             "l1_tokens": l1,
@@ -96,6 +97,18 @@ class Comparison:
             "mean_prompt_tokens": line.mean_prompt_tokens,
             "planned_requests": plan.n_requests(),
         }
+
+    def _refuse_chunks(self, line: Timeline) -> None:
+        """SGLang 0.5.23 ends for want of memory where this order meets a prompt cut in chunks."""
+        if not any(arm.schedule_policy == SHORTEST_FIRST and not arm.url for arm in self.arms):
+            return
+        chunk_tokens = chunk_tokens_of([*CPU_SERVER_ARGS, *self.args.server_arg])
+        if line.longest_tokens > chunk_tokens:
+            raise Unfit(
+                f"{SHORTEST_FIRST} needs prompts in one piece, and the longest request has "
+                f"{line.longest_tokens:,} tokens: give all arms "
+                f"--server-arg=--chunked-prefill-size={line.longest_tokens}"
+            )
 
     def _flags(self, arm: Arm, seed: int, pool: Pool) -> list[str]:
         args, sizes = self.args, self.sizes[seed]
@@ -175,6 +188,13 @@ def _joined(one: Mapping[str, str], other: Mapping[str, str]) -> dict[str, str]:
     """Two environments; what both say on PYTHONPATH holds, one after the other."""
     paths = [env["PYTHONPATH"] for env in (other, one) if "PYTHONPATH" in env]
     return {**one, **other, "PYTHONPATH": os.pathsep.join(paths)}
+
+
+def chunk_tokens_of(flags: Sequence[str]) -> int:
+    """The last `--chunked-prefill-size` of a server's flags, as `--flag N` or `--flag=N`."""
+    words = [word for flag in flags for word in flag.split("=", 1)]
+    places = [place for place, word in enumerate(words) if word == "--chunked-prefill-size"]
+    return int(words[places[-1] + 1])
 
 
 def spec_of(args: argparse.Namespace, seed: int) -> WorkloadSpec:
