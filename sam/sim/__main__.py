@@ -136,7 +136,7 @@ def _add_engine(p: argparse.ArgumentParser) -> None:
     about = "who is next in the estimate of times"
     add("--service", choices=(FCFS, LPM), default=FCFS, help=about)
     add("--no-times", action="store_true", help="no estimate of TTFT")
-    about = "rates from a file of `python -m sam.bench costs`; single rates below go first"
+    about = "rates from a file of `python -m sam.bench costs`, or cpu; single rates below go first"
     add("--costs", metavar="FILE", help=about)
     for field in msgspec.structs.fields(Costs):
         flag = f"--{field.name.removesuffix('_tokens_per_s').replace('_', '-')}-rate"

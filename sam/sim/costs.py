@@ -45,7 +45,12 @@ class CostsFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def load(path: str) -> CostsFile:
-    """Rates from a file. Raises TraceError, which names the file and what is wrong with it."""
+    """Rates from a file, or `CPU`: those that come with sam.
+
+    Raises TraceError, which names the file and what is wrong with it.
+    """
+    if path == CPU:
+        return DEFAULT_CPU
     try:
         found = msgspec.json.decode(Path(path).read_bytes(), type=CostsFile)
     except OSError as error:
@@ -59,4 +64,18 @@ def load(path: str) -> CostsFile:
     return found
 
 
-DEFAULT_CPU = CostsFile(costs=Costs())
+CPU = "cpu"
+DEFAULT_CPU = CostsFile(
+    costs=Costs(
+        prefill_tokens_per_s=726.5,
+        decode_tokens_per_s=62.8,
+        load_back_tokens_per_s=73_771.6,
+        pool_tokens_per_s=29_604.2,
+    ),
+    machine="2 cores, 24 GiB, x86_64 Linux; load average 8.8",
+    model="small",
+    software="SGLang 0.5.23",
+    date="2026-12-01",
+    method="medians of 3 prompts of 2048 tokens, one at a time, each against a device hit",
+)
+"""What `python -m sam.bench costs` said on a busy machine of ours."""
