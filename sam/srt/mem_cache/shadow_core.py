@@ -25,16 +25,21 @@ from sam.srt.mem_cache.shadow_sync import compare, is_unlocked
 from sam.srt.mem_cache.shadow_tree import ShadowNode, is_device_leaf
 from sam.srt.mem_cache.tree_core import DropResult, SessionTreeCore
 
+_DEEP = 4
+_N_CHILDREN = TreePathNodeInfo.__struct_fields__.index("num_children")
+
 
 class _Walk:
-    """One device eviction in our order. `given`: victims that the controller got."""
+    """One device eviction in our order. `given`: its victims; `n_children`: by id, what the
+    core said in this step of nodes above them, less what went since."""
 
-    __slots__ = ("given", "is_write_back", "request")
+    __slots__ = ("given", "is_write_back", "n_children", "request")
 
     def __init__(self, request: int, is_write_back: bool) -> None:
         self.request = request
         self.is_write_back = is_write_back
         self.given: list[ShadowNode] = []
+        self.n_children: dict[int, int] = {}
 
 
 def absorb(into: BaseEvictionResult, part: BaseEvictionResult) -> None:
@@ -75,6 +80,7 @@ class ShadowTreeCore(FollowedTreeCore):
             return super().evict_device_next_node(component_type, tracker)
         step, evicted_tokens, attempts = EvictDeviceNextNodeResult(), 0, 0
         before_tokens = tracker.get(component_type, 0)
+        walk.n_children.clear()
         while self.ordering and attempts < 3:
             try:
                 node = self._next_victim(walk, before_tokens + evicted_tokens)
@@ -82,7 +88,7 @@ class ShadowTreeCore(FollowedTreeCore):
                 attempts += 1
                 self._mismatch(error)
                 continue
-            if node is None or self._give(node, step, walk.is_write_back):
+            if node is None or self._give(node, step, walk):
                 return step
             evicted_tokens = step.tracker[component_type]
             if before_tokens + evicted_tokens >= self.free_at_once:
@@ -93,21 +99,24 @@ class ShadowTreeCore(FollowedTreeCore):
         super().evict_device_start(component_type, walk.request)
         return super().evict_device_next_node(component_type, tracker)
 
-    def _give(
-        self, node: ShadowNode, step: EvictDeviceNextNodeResult, is_write_back: bool
-    ) -> bool:
+    def _give(self, node: ShadowNode, step: EvictDeviceNextNodeResult, walk: _Walk) -> bool:
         """Evict the victim, as the core may; True if the controller has to, because it
         must be written back first."""
         step.made_progress = True
-        if is_write_back and not node.backuped:
+        if walk.is_write_back and not node.backuped:
             step.node_id = node.id
             return True
-        before_tokens = step.tracker[BASE_COMPONENT_TYPE]
-        freed = self._binding.evict_device_leaf(node.id)
-        self._fill_evict_result(freed, step)
-        step.tracker[BASE_COMPONENT_TYPE] += before_tokens
-        step.unbacked_tokens += freed.unbacked_tokens
-        self._follow(self._saw_device_leaf_go, node.id)
+        self._add_evicted(self._binding.evict_device_leaf(node.id), step)
+        try:
+            if node.backuped:
+                self.shadow.lose_device(node)
+            else:
+                if node.parent.id in walk.n_children:
+                    walk.n_children[node.parent.id] -= 1
+                self._delete(node)
+        except Exception as error:
+            walk.n_children.clear()
+            self._mismatch(error)
         return False
 
     def evict_device_end(self, component_type: Any) -> None:
@@ -151,7 +160,7 @@ class ShadowTreeCore(FollowedTreeCore):
                 raise Mismatch("the core has evictable tokens, the shadow no leaf")
             return None
         walk.given.append(node)
-        if not self._may_leave_device(node):
+        if not self._may_leave_device(node, walk.n_children):
             raise Mismatch(f"node {node.id} is no evictable device leaf")
         return node
 
@@ -271,23 +280,29 @@ class ShadowTreeCore(FollowedTreeCore):
 
     # -- proof --------------------------------------------------------------------
 
-    def _may_leave_device(self, node: ShadowNode) -> bool:
-        """Whether the core, too, takes the node for an unlocked leaf on device."""
-        if node.parent is None:
+    def _may_leave_device(self, node: ShadowNode, known: dict[int, int] | None = None) -> bool:
+        """Whether the core, too, takes the node for an unlocked leaf on device. `known`: see
+        `_Walk.n_children`; a path is asked for once in a step, deep ones cost."""
+        parent = node.parent
+        if parent is None:
             return False
         core, node_id, children = self._binding, node.id, node.children
-        try:
-            info = TreePathNodeInfo(*core.collect_path_info([node_id])[0][-1])
-            return (
-                info.num_children == len(children)
-                and info.full_value_len == node.n_tokens
-                and info.parent_id == node.parent.id
-                and core.node_backuped(node_id) == node.backuped
-                and is_unlocked(core, node_id, info.full_value_len)
-                and (not children or all(map(core.is_full_device_evicted, children)))
-            )
-        except KeyError:
+        n_tokens = node.end - parent.end
+        state = core.validate_buffer_backup(node_id, n_tokens)
+        if state is None or state.parent_node_id != parent.id:
             return False
+        n_children = None if known is None else known.get(node_id)
+        if n_children is None:
+            path = core.collect_path_info([node_id])[0]
+            n_children = path[-1][_N_CHILDREN]
+            if known is not None and len(path) > _DEEP:
+                known.update((info[0], info[_N_CHILDREN]) for info in path)
+        return (
+            n_children == len(children)
+            and core.node_backuped(node_id) == node.backuped
+            and is_unlocked(core, node_id, n_tokens)
+            and (not children or all(map(core.is_full_device_evicted, children)))
+        )
 
     # -- commands on a chosen node ------------------------------------------------
 

@@ -15,13 +15,13 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from sglang.srt.mem_cache.rust_tree_core.adapter import RustUnifiedTreeCore
 from sglang.srt.mem_cache.unified_cache.cache_action import (
     BackupKV,
     UpdatePendingBackupOnNodeSplit,
 )
 from sglang.srt.mem_cache.unified_cache.components import BASE_COMPONENT_TYPE
 
+from sam.srt.mem_cache.shadow_binding import FullTreeCore
 from sam.srt.mem_cache.shadow_sync import end_of_host_insert, rebuild
 from sam.srt.mem_cache.shadow_tags import ShadowTags
 from sam.srt.mem_cache.shadow_tree import ShadowNode, ShadowTree, create_orders
@@ -40,11 +40,8 @@ class Mismatch(Exception):
     """The shadow and the core disagree."""
 
 
-class FollowedTreeCore(RustUnifiedTreeCore):
-    """Source: `sglang.srt.mem_cache.rust_tree_core.adapter.RustUnifiedTreeCore`.
-
-    `ordering`: the shadow is trusted. Without it every call is the plain core's.
-    """
+class FollowedTreeCore(FullTreeCore):
+    """`ordering`: the shadow is trusted. Without it every call is the plain core's."""
 
     def __init__(self, params: CacheInitParams) -> None:
         super().__init__(params)

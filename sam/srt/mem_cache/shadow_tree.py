@@ -151,15 +151,17 @@ class ShadowTree:
         """A childless node is gone from all tiers."""
         parent = node.parent
         assert parent is not None and not node.children and not node.below
+        node_id = node.id
         if node.device:
             node.device = False
             parent.n_device -= 1
             self._hand_up(node)
-        self.device_leaves.discard(node.id)
-        self.host_leaves.discard(node.id)
-        self.duplicates.pop(node.id, None)
-        del parent.children[node.id]
-        del self.nodes[node.id]
+            self.device_leaves.discard(node_id)
+        else:
+            self.host_leaves.discard(node_id)
+        self.duplicates.pop(node_id, None)
+        del parent.children[node_id]
+        del self.nodes[node_id]
         self.offer(parent)
 
     # -- tiers --------------------------------------------------------------------
