@@ -104,7 +104,7 @@ def test_shortest_prefill_first_wants_prompts_in_one_piece(tmp_path):
         if not refused:
             comparison._sizes(plan, line)
             continue
-        with pytest.raises(Unfit, match=f"={line.longest_tokens}"):
+        with pytest.raises(Unfit, match=f"={line.longest_tokens} "):
             comparison._sizes(plan, line)
 
 

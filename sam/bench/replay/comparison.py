@@ -107,7 +107,8 @@ class Comparison:
             raise Unfit(
                 f"{SHORTEST_FIRST} needs prompts in one piece, and the longest request has "
                 f"{line.longest_tokens:,} tokens: give all arms "
-                f"--server-arg=--chunked-prefill-size={line.longest_tokens}"
+                f"--server-arg=--chunked-prefill-size={line.longest_tokens} "
+                "--server-arg=--mem-fraction-static=0.3 (SGLang would derive too little from it)"
             )
 
     def _flags(self, arm: Arm, seed: int, pool: Pool) -> list[str]:
