@@ -75,11 +75,19 @@ def test_an_interrupted_comparison_is_partial_and_goes_on(tmp_path, marker):
     assert not stock["outcomes"] and sam["outcomes"]["evict:done"] > 0
 
 
-def test_a_finished_comparison_starts_no_server(tmp_path, marker):
-    arms = ["--arms", "sam-plain"]
+def test_a_finished_comparison_without_hints_starts_no_server(tmp_path, marker):
+    """Workload (d): nobody sends a hint, and the same comparison again is only a report."""
+    arms = ["--workload", "nohints", "--arms", "stock", "sam-plain"]
     first = replay(tmp_path, *arms)
-    out, err = first.communicate(timeout=600)
+    out, err = first.communicate(timeout=800)
     assert first.returncode == 0, err[-3000:]
+    report = json.loads(out.splitlines()[-1])
+    assert report["differing_requests"] == {"sam-plain": 0}
+    assert not any(arm["outcomes"] or arm["management"]["n"] for arm in report["arms"].values())
+    assert {(t["against"], t["metric"]) for t in report["targets"]} == {
+        ("stock", "ttft_mean"),
+        ("stock", "tokens_per_s"),
+    }
     again = replay(tmp_path, *arms)
     repeated, err = again.communicate(timeout=120)
     assert again.returncode == 0 and "starting a server" not in err
