@@ -1,19 +1,13 @@
-"""Sessions in the L3 pool of real servers: `file` across a restart, on one rank and on two;
-Mooncake with two servers (needs `scripts/pool.sh install`).
-"""
+"""Sessions in the L3 pool of real servers: `file` across a restart, on one rank and on two."""
 
 import json
-import os
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import pytest
 
 from sam.testing.random_swarm import manage
-from sam.testing.server import ServerProcess, free_port
-from tests.e2e.conftest import REPO, STRICT_ENV
+from sam.testing.server import ServerProcess
+from tests.e2e.conftest import STRICT_ENV
 
 pytestmark = pytest.mark.e2e
 
@@ -109,64 +103,3 @@ def test_a_session_survives_a_restart(server_args, tmp_path, n_ranks):
         cold, _ = ask(server, "a", prompts["a"])
         assert cold == first["a"][0]
         assert server.request("/sessions")["summary"]["errors"] == 0
-
-
-@pytest.fixture
-def mooncake(tmp_path):
-    """Environment and extra config for servers on one Mooncake of this test."""
-    lib = Path(os.environ.get("SAM_POOL_LIB", REPO / ".cache" / "mooncake"))
-    if not (lib / "mooncake").is_dir():
-        pytest.skip("no Mooncake: run scripts/pool.sh install")
-    port = free_port()
-    settings = {
-        "SAM_POOL_RUN": str(tmp_path),
-        "SAM_POOL_PORT": str(port),
-        "SAM_PYTHON": sys.executable,
-    }
-
-    def script(command):
-        path = str(REPO / "scripts" / "pool.sh")
-        return subprocess.run([path, command], env={**os.environ, **settings}, check=False)
-
-    assert script("start").returncode == 0
-    extra = {
-        "master_server_address": f"127.0.0.1:{port}",
-        "metadata_server": "P2PHANDSHAKE",
-        "protocol": "tcp",
-        "global_segment_size": 0,
-        "local_hostname": "127.0.0.1",
-    }
-    yield {**ENV, "PYTHONPATH": str(lib)}, extra
-    assert script("stop").returncode == 0
-
-
-def test_two_servers_share_sessions(server_args, mooncake):
-    """Offloaded on A, prefetched by id on B before its request, device hit on B; evicted
-    there, A's next request is computed and says the same."""
-    env, extra = mooncake
-    layout = ("--hicache-mem-layout", "page_first_direct")
-    args = pool_args(server_args, "mooncake", *layout, **extra)
-    prompt = SYSTEM + "This moves. " * 40
-    with ServerProcess(args, env=env) as a, ServerProcess(args, env=env) as b:
-        first, meta = ask(a, "moving", prompt)
-        n_tokens = meta["prompt_tokens"]
-        offloaded = outcome(a, "moving", "offload")
-        assert offloaded["status"] == "done"
-        deadline = time.monotonic() + 60
-        found = outcome(b, "moving", "prefetch")
-        while found["status"] == "missing" and time.monotonic() < deadline:
-            time.sleep(0.1)
-            found = outcome(b, "moving", "prefetch")
-        assert found["tokens"]["device"] >= n_tokens - PAGE, found
-        again, meta = ask(b, "moving", prompt)
-        assert again == first
-        assert meta["cached_tokens_details"]["device"] >= n_tokens - PAGE
-        ended = outcome(b, "moving", "evict")
-        assert ended["status"] == "done" and ended["tokens"]["pool"] > 0
-        a.flush_cache()
-        cold, meta = ask(a, "moving", prompt)
-        assert cold == first
-        assert meta["cached_tokens"] <= 2 * PAGE
-        for server in (a, b):
-            summary = server.request("/sessions")["summary"]
-            assert (summary["errors"], summary["pool"]["errors"]) == (0, 0)
