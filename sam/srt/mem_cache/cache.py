@@ -35,6 +35,7 @@ from sam.core.pool_usage import SHARED
 from sam.srt.managers.bindings import ANSWERED_ACTION, QUERY_ACTION, Route
 from sam.srt.managers.hint_manager import HintManager
 from sam.srt.managers.regret import RegretWatch
+from sam.srt.mem_cache.headroom import Headroom
 from sam.srt.mem_cache.storage.accounting import STATES
 from sam.srt.mem_cache.storage.pool import SessionPool
 from sam.srt.mem_cache.tree_core import DropResult, SessionTreeCore
@@ -60,6 +61,7 @@ class SessionRadixCache(UnifiedRadixCache):
         self.config = config if config is not None else load_config()
         self.hints = HintManager(self, self.config)
         self.pool = self.hints.moves.pool = SessionPool(self, self.config)
+        self.headroom = Headroom()
         self.n_errors = 0
         self._own_load: tuple[Any, int] | None = None
         self._inserting: str | None = None
@@ -77,6 +79,7 @@ class SessionRadixCache(UnifiedRadixCache):
 
     def on_request_queued(self, req: Any, *, is_retracted: bool) -> None:
         super().on_request_queued(req, is_retracted=is_retracted)
+        self.headroom.add(req)
         self._guard(self.hints.request_queued, req)
 
     def insert(self, params: Any) -> Any:
@@ -111,6 +114,7 @@ class SessionRadixCache(UnifiedRadixCache):
 
     def finish(self, handle: Any, outcome: Any) -> None:
         super().finish(handle, outcome)
+        self.headroom.drop(handle.rid)
         if outcome != CacheRequestOutcome.SUCCESS:
             self._guard(self.hints.request_released, handle.rid, finish_reason=None, aborted=True)
 
@@ -257,7 +261,14 @@ class SessionRadixCache(UnifiedRadixCache):
         can_be_free += core.full_evictable_size()
         busy, resuming = self._busy_tokens()
         share = int(self._pool_tokens() * self.config.prefetch_pool_share)
-        return max(0, min(can_be_free - busy, share - resuming))
+        return max(0, min(can_be_free - busy - self.headroom.tokens(), share - resuming))
+
+    def can_lock(self, n_tokens: int) -> bool:
+        """Whether a copy may hold so many tokens on the device without taking the room of
+        requests that run."""
+        needed = self.headroom.tokens()
+        free = self._component_available_size(BASE_COMPONENT_TYPE)
+        return not needed or free + self.tree_core.full_evictable_size() - n_tokens >= needed
 
     def retainable_tokens(self) -> int:
         """Device tokens that one tenant may ask to be retained."""
@@ -338,6 +349,7 @@ class SessionRadixCache(UnifiedRadixCache):
         reason = req.finished_reason or req.to_finish
         if reason is None:
             return
+        self.headroom.drop(req.rid)
         if not isinstance(reason, FINISH_ABORT):
             self._guard(note_request, self, req)
         if not self.hints.requests:

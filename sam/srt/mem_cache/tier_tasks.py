@@ -256,6 +256,9 @@ class OffloadTask:
         for node_id in self._cache.tree_core.unbacked_chain(leaf):
             if sum(self._in_flight.values()) >= limit:
                 return False
+            core = self._cache.tree_core
+            if not self._cache.can_lock(core.tokens_of(core.find_node(node_id))[0]):
+                return False
             lost_again = node_id in self._started
             n_tokens = 0 if lost_again else self._cache.back_up_node(node_id)
             if n_tokens == 0:
@@ -276,7 +279,7 @@ class OffloadTask:
         writing = self._cache.ongoing_write_through
         self._in_flight = {i: n for i, n in self._in_flight.items() if i in writing}
         self._back_up()
-        if self._in_flight:
+        if self._in_flight or self._waiting:
             return None
         with self._cache.one_free():
             freed = self._demote() if self._release_now else 0

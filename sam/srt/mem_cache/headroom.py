@@ -1,0 +1,42 @@
+"""Device tokens that requests which run have still to take.
+
+Owns the sum and nothing else: an admitted prompt that is cut into chunks gets its room chunk by
+chunk, and SGLang ends the scheduler if a later chunk finds none. What a tier move locks while it
+copies is neither free nor evictable, so a move must leave this much. Must never be a reason
+to refuse a request.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+DECODE_TOKENS = 128
+"""Of what a request may still decode: a copy is over in a few steps, and a decode that finds no
+room retracts a request instead of ending the scheduler."""
+
+
+class Headroom:
+    """Requests from when they are queued until they are over, by their id."""
+
+    def __init__(self) -> None:
+        self._reqs: dict[str, Any] = {}
+
+    def __len__(self) -> int:
+        return len(self._reqs)
+
+    def add(self, req: Any) -> None:
+        self._reqs[req.rid] = req
+
+    def drop(self, rid: str) -> None:
+        self._reqs.pop(rid, None)
+
+    def tokens(self) -> int:
+        """O(requests): the rest of every admitted prompt, and some tokens of every answer."""
+        return sum(_to_come(req) for req in self._reqs.values() if req.kv.holds_kv)
+
+
+def _to_come(req: Any) -> int:
+    n_out = len(req.output_ids)
+    rest = len(req.origin_input_ids) + n_out - req.kv.kv_allocated_len
+    answer = req.sampling_params.max_new_tokens - n_out
+    return max(0, rest) + min(max(0, answer), DECODE_TOKENS)
