@@ -147,7 +147,7 @@ def session_key(hints, session, node, now):
         rank = NextUseRank.IDLE
     idle = hints.retention._sessions[session.key]
     age = now - idle.since_s
-    if idle.hint is not None:
+    if idle.hint is not None and (idle.hints is None or idle.hints.trusted):
         hint_s = idle.hint[0] - idle.since_s + idle.hint[1]
         return (int(rank), max(hint_s - age, age / 2) + 1)
     return (int(rank), age + idle.gap_s)
