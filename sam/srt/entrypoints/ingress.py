@@ -116,6 +116,14 @@ class AgentHintIngress(KvHintIngress):
         return None
 
     def finish_request(self, obj: Any, meta_info: dict[str, Any]) -> None:
+        """Called in the loop that hands out all answers: an exception would end the server."""
+        try:
+            self._finish(obj, meta_info)
+        except Exception:
+            self.metrics.rejected("internal_error")
+            logger.exception("sam: an answer goes out without the outcome of its hints")
+
+    def _finish(self, obj: Any, meta_info: dict[str, Any]) -> None:
         envelope = getattr(obj, "kv_hints", None)
         if envelope is not None:
             self.dispatch.request_over(obj.rid)
@@ -124,6 +132,14 @@ class AgentHintIngress(KvHintIngress):
                 meta_info["kv_hints"] = known
 
     def on_results(self, message_id: str, results: list[Any]) -> None:
+        """Called in the same loop."""
+        try:
+            self._take_results(message_id, results)
+        except Exception:
+            self.metrics.rejected("internal_error")
+            logger.exception("sam: results of a hint are lost")
+
+    def _take_results(self, message_id: str, results: list[Any]) -> None:
         query = self._queries.pop(message_id, None)
         if query is not None:
             if not query.done():

@@ -27,8 +27,8 @@ TIERS = ("device", "host", "storage")
 class TracedIngress(AgentHintIngress):
     """Names the session, its hints and the tokens found cached on a request's root span."""
 
-    def finish_request(self, obj: Any, meta_info: dict[str, Any]) -> None:
-        super().finish_request(obj, meta_info)
+    def _finish(self, obj: Any, meta_info: dict[str, Any]) -> None:
+        super()._finish(obj, meta_info)
         state = self._manager.rid_to_state.get(obj.rid)
         if state is not None and state.time_stats.trace_ctx.tracing_enable:
             attributes = request_attributes(getattr(obj, "kv_hints", None), meta_info)
@@ -71,10 +71,10 @@ def request_attributes(envelope: Any, meta_info: dict[str, Any]) -> dict[str, An
             attributes[f"{CACHED}.{tier}"] = details[tier]
     actions: Iterable[Any] = () if envelope is None else envelope.actions
     bind = next((a for a in actions if a.action_type == ActionKind.BIND), None)
-    if bind is not None:
+    if bind is not None and isinstance(bind.payload.get("session_id"), str):
         attributes[SESSION_ID] = bind.payload["session_id"]
         parent = bind.payload.get("parent_session_id")
-        if parent is not None and parent != attributes[SESSION_ID]:
+        if isinstance(parent, str) and parent != attributes[SESSION_ID]:
             attributes[PARENT_ID] = parent
     known = (meta_info.get("kv_hints") or {}).get("actions", ())
     told = [f"{a['action_type']}:{a['status']}" for a in known]
