@@ -94,6 +94,7 @@ def round_of_traffic(rig, rng, texts, n_ops):
     for req in list(rig.running.values()):
         rig.finish(req)
     wait(rig, lambda: not rig.cache.ongoing_backup and not rig.cache.ongoing_prefetch)
+    wait(rig, lambda: not rig.cache.hints.n_pending)  # an evict waits for the pool's worker
     rig.check_shadow()
     assert not rig.cache.tree_core.shadow.segments
     return loaded
