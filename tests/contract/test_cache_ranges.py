@@ -254,9 +254,12 @@ def test_one_owner_retains_at_most_its_share(make_rig):
 def retained(rig):
     found = rig.cache.hints.moves.retained
     client = client_of(rig.ref("a").key.tenant)
-    assert found._sums.get(client, 0) == sum(
-        entry.n_tokens for of in found._of_client.values() for entry in of.values()
-    )
+    own = found._clients.get(client)
+    if own is not None:
+        paid = [(n, t) for entry in own.entries.values() for n, t in entry.nodes.values()]
+        assert own.n_tokens == sum(n_tokens for _, n_tokens in paid)
+        assert sorted(node.id for node, _ in paid) == sorted(own.payers)
+        assert all(own.payers[i] is e for e in own.entries.values() for i in e.nodes)
     return found.tokens_of(client)
 
 
@@ -282,7 +285,7 @@ def test_a_shared_prefix_is_retained_once(make_rig):
     assert retained(rig) == on_device(rig, "c")
     rig.clock += 61.0
     rig.run(text(2, 16), session="d")
-    assert retained(rig) == 0 and not rig.cache.hints.moves.retained._of_client
+    assert retained(rig) == 0 and not rig.cache.hints.moves.retained._clients
 
 
 def test_a_retained_session_that_grows_is_counted_and_may_lose_it(make_rig):
@@ -304,6 +307,23 @@ def test_what_a_retained_session_left_is_charged_to_who_shares_it(make_rig):
         assert rig.hint("retain", name, ttl_s=600.0).status == "done"
     rig.run(text(7, 16), session="a")
     assert retained(rig) == on_device(rig, "a", "b") >= 80
+
+
+def test_a_session_that_leaves_hands_what_it_paid_to_the_next(make_rig):
+    """Whoever goes first, in any order; one that comes again pays for nothing twice."""
+    rig = make_rig(tokens=512)
+    shared = text(1, 64)
+    for name in "abc":
+        rig.run(shared + text(ord(name), 16), session=name)
+        rig.hint("retain", name, ttl_s=600.0)
+    left = ["a", "b", "c"]
+    for name in "bac":
+        rig.hint("retain", name, ttl_s=0.0)
+        left.remove(name)
+        assert retained(rig) == (on_device(rig, *left) if left else 0)
+    for name in "cab":
+        rig.hint("retain", name, ttl_s=600.0)
+    assert retained(rig) == on_device(rig, "a", "b", "c")
 
 
 def test_a_flush_leaves_nothing_charged(make_rig):
