@@ -9,6 +9,7 @@ to refuse a request.
 from __future__ import annotations
 
 from typing import Any
+from weakref import WeakValueDictionary
 
 DECODE_TOKENS = 128
 """Of what a request may still decode: a copy is over in a few steps, and a decode that finds no
@@ -16,10 +17,10 @@ room retracts a request instead of ending the scheduler."""
 
 
 class Headroom:
-    """Requests from when they are queued until they are over, by their id."""
+    """Requests from when they are queued until they are over, by their id. None is kept alive."""
 
     def __init__(self) -> None:
-        self._reqs: dict[str, Any] = {}
+        self._reqs: WeakValueDictionary[str, Any] = WeakValueDictionary()
 
     def __len__(self) -> int:
         return len(self._reqs)
