@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import time
 from pathlib import Path
 
 import pytest
@@ -58,10 +57,9 @@ def asks(*prompts, answer=(7, 8), session=None):
 # -- clock ------------------------------------------------------------------------------
 
 
+@pytest.mark.timeout(60)
 def test_sleeping_takes_no_time():
-    start = time.perf_counter()
     assert run(asyncio.sleep(100_000.0)) == pytest.approx(100_000.0)
-    assert time.perf_counter() - start < 1_000.0
 
 
 def test_a_deadlock_is_an_error():
