@@ -39,6 +39,7 @@ def pool_of_rank():
     cache = SimpleNamespace(
         enable_storage=True,
         lowest_of_ranks=lowest_of_ranks,
+        _all_reduce=dist.all_reduce,
         hints=SimpleNamespace(table=SessionTable()),
         ongoing_backup={},
         cache_controller=SimpleNamespace(storage_backend=object()),

@@ -372,6 +372,8 @@ class HintManager:
             if key in ticket.task.keys:
                 ticket.task.cancel(key)
         self._drop_waiting(key, "resumed")
+        if self.moves.pool is not None:
+            self.moves.pool.backlog.lives(key)
 
     def _drop_waiting(self, key: SessionKey, reason: str) -> None:
         for ticket in self._after_run.pop(key, []):

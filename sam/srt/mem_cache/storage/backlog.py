@@ -8,9 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import islice
+from typing import TYPE_CHECKING
 
-from sam.core.sessions import SessionKey
+from sam.core.sessions import SessionKey, SessionTable
 from sam.srt.mem_cache.storage.worker import PoolWorker
+
+if TYPE_CHECKING:
+    from sam.config import SamConfig
 
 BATCH = 512
 
@@ -19,10 +23,11 @@ class Backlog:
     """`owed`: sessions that are over and whose pages are still there. `late`: sessions whose
     newest branch the worker does not know yet."""
 
-    def __init__(self, worker: PoolWorker, max_jobs: int, max_sessions: int) -> None:
+    def __init__(self, worker: PoolWorker, config: SamConfig, table: SessionTable) -> None:
         self._worker = worker
-        self._half = max_jobs // 2
-        self._max_sessions = max_sessions
+        self._table = table
+        self._half = config.pool_max_jobs // 2
+        self._max_sessions = config.max_sessions
         self.owed: dict[SessionKey, None] = {}
         self.late: dict[SessionKey, None] = {}
 
@@ -35,6 +40,7 @@ class Backlog:
             self.late[key] = None
 
     def lives(self, key: SessionKey) -> None:
+        """A new life of the session begins: it takes over what the former one left."""
         self.owed.pop(key, None)
 
     def ended(self, key: SessionKey) -> None:
@@ -43,14 +49,19 @@ class Backlog:
     def work(
         self, remove: Callable[[list[SessionKey]], object], note: Callable[[SessionKey], None]
     ) -> None:
-        """Notes as far as there is room; reclaims once half of what waited is done, which is
-        in the same step on all ranks."""
+        """Notes as far as there is room; reclaims, but of no session that is live again, once
+        half of what waited is done, which is in the same step on all ranks."""
         while self.late and self._worker.takes_names:
             key = next(iter(self.late))
             del self.late[key]
             note(key)
         if self.owed and self._worker.n_tracked <= self._half:
-            keys = list(islice(self.owed, BATCH))
-            if self._worker.submit(lambda: remove(keys)) is not None:
-                for key in keys:
+            batch = list(islice(self.owed, BATCH))
+            keys = [key for key in batch if not self._is_live(key)]
+            if not keys or self._worker.submit(lambda: remove(keys)) is not None:
+                for key in batch:
                     del self.owed[key]
+
+    def _is_live(self, key: SessionKey) -> bool:
+        session = self._table.get(key)
+        return session is not None and session.live

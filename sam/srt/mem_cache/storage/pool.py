@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import torch
 
 from sam.core.manifests import (
     BranchTokens,
@@ -71,7 +72,7 @@ class SessionPool:
         self._stored_in: Any = None
         self._writing: OrderedDict[int, int] = OrderedDict()
         self._worker = PoolWorker(config.pool_max_jobs)
-        self.backlog = Backlog(self._worker, config.pool_max_jobs, config.max_sessions)
+        self.backlog = Backlog(self._worker, config, cache.hints.table)
         self.keep_alive = KeepAlive(
             config.pool_keep_alive_bytes, config.pool_keep_alive_s, config.max_sessions
         )
@@ -90,10 +91,9 @@ class SessionPool:
         """The session's request ended: its tokens are the session's branch now."""
         if not self.attached:
             return
-        ids = token_bytes(req.origin_input_ids, req.output_ids)
         found = req.storage_hit_length and (req.storage_hit_start or 0) + req.storage_hit_length
         tokens = BranchTokens(
-            token_ids=ids,
+            token_ids=token_bytes(req.origin_input_ids, req.output_ids),
             extra_key=req.extra_key,
             cache_salt=req.cache_salt,
             time_s=time_s,
@@ -108,8 +108,7 @@ class SessionPool:
             return
         former = self.manifests.peek(key)
         if former is not None and former.n_shared_pages > tokens.n_shared_pages:
-            fields = {"n_shared_pages": former.n_shared_pages}
-            tokens = msgspec.structs.replace(tokens, **fields)
+            tokens = msgspec.structs.replace(tokens, n_shared_pages=former.n_shared_pages)
         self.manifests.put(key, tokens)
         self.backlog.lives(key)
         self.keep_alive.touch(key)
@@ -149,12 +148,16 @@ class SessionPool:
     def recall(self, key: SessionKey) -> BranchTokens | Job | None:
         """The session's tokens, or the job that looks for them in the pool, whose result is
         `BranchTokens` or None; None where neither is possible."""
-        tokens = self.manifests.get(key)
-        if tokens is not None and self.attached:
+        found: Any = self.manifests.get(key)
+        if not self.attached:
+            return found
+        if found is None:
+            found = self._worker.submit(lambda: self._read(key), same_on_ranks=True)
+        else:
             self.keep_alive.touch(key)
-        if tokens is not None or not self.attached:
-            return tokens
-        return self._worker.submit(lambda: self._read(key), same_on_ranks=True)
+        if found is not None:
+            self.backlog.lives(key)
+        return found
 
     def reclaim(self, keys: Sequence[SessionKey], *, owe: bool = True) -> Job | None:
         """The sessions are over: take their private pages and manifests out of the pool. The
@@ -229,12 +232,14 @@ class SessionPool:
             if operation_id in self._cache.ongoing_backup:
                 break
             ended.append((operation_id, self._writing.pop(operation_id)))
-        refused = [i for i, _ in ended if i in self.transfers.refused]
-        if not ended or self._cache.lowest_of_ranks(-len(refused)) == 0:
+        if not ended:
             return
-        self.transfers.refused.difference_update(refused)
-        for operation_id, node_id in ended:
-            if self._cache.lowest_of_ranks(int(operation_id not in refused)) == 0:
+        refused = self.transfers.refused
+        taken = torch.tensor([i not in refused for i, _ in ended], dtype=torch.int64)
+        self._cache._all_reduce(taken, torch.distributed.ReduceOp.MIN)
+        refused.difference_update([i for i, _ in ended])
+        for (_, node_id), by_all in zip(ended, taken.tolist(), strict=True):
+            if not by_all:
                 self._stored.pop(node_id, None)
 
     def close(self) -> None:
@@ -242,11 +247,10 @@ class SessionPool:
 
     def report(self) -> dict[str, Any]:
         """Counters and sizes, for inspection."""
-        page_bytes = self._page_bytes() if self.attached else 0
         return {
             **self.counters,
             "attached": self.attached,
-            "page_bytes": page_bytes,
+            "page_bytes": self._page_bytes() if self.attached else 0,
             **self.account.report(self.counters["pages_removed"]),
             "manifest_misses": dict(self.misses),
             "manifests": len(self.manifests),
@@ -275,8 +279,7 @@ class SessionPool:
         session's own manifest, or not at all."""
         n_shared = 0
         if key not in self._ledger and tokens.n_shared_pages:
-            known = self._read(key)
-            n_shared = (known or tokens).n_shared_pages
+            n_shared = (self._read(key) or tokens).n_shared_pages
         sharers = self._ledger.note(key, self._pages(tokens), n_shared)
         self._write(key, tokens)
         for other in sharers:
@@ -338,8 +341,7 @@ class SessionPool:
         self._counted_in = None
 
     def _measure(self) -> None:
-        n_removed = self.counters["pages_removed"]
-        self.account.measure(self._ledger, self._page_bytes(), n_removed)
+        self.account.measure(self._ledger, self._page_bytes(), self.counters["pages_removed"])
 
     def _renew(self) -> None:
         backend = self._cache.cache_controller.storage_backend
