@@ -115,8 +115,8 @@ export class Feed {
   }
 
   take(news, watched) {
-    for (const record of news.sessions) this.rows.set(keyOf(record.tenant, record.id), record);
     for (const [tenant, id] of news.gone) this.rows.delete(keyOf(tenant, id));
+    for (const record of news.sessions) this.rows.set(keyOf(record.tenant, record.id), record);
     if (news.sessions.length || news.gone.length) this.shape += 1;
     this.version = news.version;
     if (news.next_event > this.nextEvent) {

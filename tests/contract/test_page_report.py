@@ -63,7 +63,7 @@ def test_only_what_changed_and_a_stretch_of_the_rest(make_rig):
     rig.run([9_000 + j for j in range(30)], session="s7")
     second = page_report(rig.cache, known)
     assert [record["id"] for record in second["sessions"]] == ["s7", "s0", "s1"]
-    assert second["sweep_next"] == 2
+    assert second["n_changed"] == 1 and second["sweep_next"] == 2
     again = page_report(rig.cache, {**known, "epoch": "another"})
     assert len(again["sessions"]) == 8
 

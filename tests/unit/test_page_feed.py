@@ -2,14 +2,17 @@
 
 import asyncio
 import json
+import shutil
+import subprocess
 
 import msgspec
 import pytest
 
 pytest.importorskip("sglang")
 
+from sam import web
 from sam.srt.entrypoints import page_feed
-from sam.srt.entrypoints.page_feed import INTERVAL_S, PageFeed
+from sam.srt.entrypoints.page_feed import INTERVAL_S, MAX_WATCHED, MAX_WATCHES, PageFeed
 
 
 class Scheduler:
@@ -18,7 +21,7 @@ class Scheduler:
     def __init__(self):
         self.asked, self.sessions, self.gone, self.events = [], {}, [], []
         self.epoch, self.seq, self.series, self.gate = "a", 0, [], None
-        self.sweep_next = 1
+        self.sweep_next, self.n_changed = 1, None
 
     def record(self, name, **fields):
         self.seq += 1
@@ -34,6 +37,7 @@ class Scheduler:
             "now_s": 100.0,
             "n_sessions": len(self.sessions),
             "sessions": list(self.sessions.values()),
+            "n_changed": len(self.sessions) if self.n_changed is None else self.n_changed,
             "gone": [["t", name] for name in self.gone],
             "sweep_next": self.sweep_next,
             "first_event": payload["event"],
@@ -229,3 +233,89 @@ def test_the_last_bucket_is_replaced_not_repeated(rig):
 
     asyncio.run(watch())
     assert scheduler.asked[1]["bucket_s"] == 5.0
+
+
+def test_a_session_that_came_back_is_no_longer_gone(rig):
+    scheduler, feed, later = rig
+
+    async def watch():
+        old = Viewer(feed)
+        scheduler.record("s", state="ended")
+        await old.look()
+        later()
+        scheduler.gone = [scheduler.sessions.popitem()[0]]
+        await Viewer(feed).look()
+        later()
+        scheduler.gone = []
+        scheduler.record("s", state="idle")
+        for viewer in (old, Viewer(feed)):
+            news = await viewer.look()
+            assert news["gone"] == [] and viewer.known["s"]["state"] == "idle"
+
+    asyncio.run(watch())
+
+
+def test_above_the_bound_what_is_unchanged_displaces_nothing(rig, monkeypatch):
+    scheduler, feed, later = rig
+    monkeypatch.setattr(page_feed, "MAX_ROWS", 10)
+    for i in range(15):
+        scheduler.record(f"s{i}")
+    scheduler.n_changed = 0
+
+    async def watch():
+        viewer = Viewer(feed)
+        await viewer.look()
+        version = viewer.version
+        for _ in range(3):
+            later()
+            assert (await viewer.look())["version"] == version
+        assert set(viewer.known) == {f"s{i}" for i in range(10)}
+        scheduler.sessions = {"new": {"tenant": "t", "id": "new"}} | scheduler.sessions
+        scheduler.n_changed = 1
+        later()
+        await viewer.look()
+        fresh = Viewer(feed)
+        await fresh.look()
+        assert set(fresh.known) == set(viewer.known) == {f"s{i}" for i in range(1, 10)} | {"new"}
+
+    asyncio.run(watch())
+
+
+def test_all_stories_have_their_turn_and_no_more_than_a_few_are_remembered(rig):
+    scheduler, feed, later = rig
+
+    async def watch():
+        viewer, n = Viewer(feed), MAX_WATCHED + 2
+        for _ in range(3 * n):
+            for i in range(n):
+                await viewer.look(watch=("t", f"s{i}"))
+                later(INTERVAL_S / n)
+        turns = [key[1] for payload in scheduler.asked[-n:] for key in payload["watch"]]
+        assert {turns.count(f"s{i}") for i in range(n)} == {MAX_WATCHED}
+        for i in range(3 * MAX_WATCHES):
+            await viewer.look(watch=("t", f"many{i}"))
+        assert len(feed._watched) == MAX_WATCHES
+
+    asyncio.run(watch())
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
+def test_the_browser_keeps_what_is_both_gone_and_there():
+    source = web.find("feed.js").body.decode()
+    check = """
+    globalThis.sessionStorage = { getItem: () => "" };
+    globalThis.document = { addEventListener() {}, hidden: true };
+    globalThis.addEventListener = () => {};
+    const feed = new Feed(() => {});
+    feed.take({ sessions: [{ tenant: "t", id: "s" }], gone: [["t", "s"], ["t", "u"]],
+      events: [], series: [], version: 3, next_event: 0 }, null);
+    console.log(JSON.stringify([...feed.rows.values()]));
+    """
+    done = subprocess.run(
+        ["node", "--input-type=module", "-"],
+        input=source + check,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert json.loads(done.stdout) == [{"tenant": "t", "id": "s"}]

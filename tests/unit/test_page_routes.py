@@ -1,5 +1,6 @@
 """The page's routes on a FastAPI application with SGLang's own key check."""
 
+import contextlib
 import logging
 import re
 
@@ -9,8 +10,9 @@ pytest.importorskip("sglang")
 
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
+from sglang.srt.runtime_context import get_context
 from sglang.srt.utils.auth import add_api_key_middleware
-from test_ingress_parts import Server, actions_of
+from test_ingress_parts import Server, actions_of, envelope
 
 from sam import web
 from sam.srt.entrypoints.page import LIVE, install_page
@@ -23,6 +25,7 @@ REPORT = {
     "now_s": 1.0,
     "n_sessions": 1,
     "sessions": [{"tenant": "key-1", "id": "s"}],
+    "n_changed": 1,
     "gone": [],
     "sweep_next": 0,
     "first_event": 0,
@@ -36,7 +39,7 @@ REPORT = {
 
 @pytest.fixture
 def make(monkeypatch):
-    def build(*, keys=("api", "admin"), report=REPORT, **config):
+    def build(*, keys=("api", "admin"), report=REPORT, host="127.0.0.1:30000", **config):
         server, app = Server(**config), FastAPI()
 
         async def query(what, **payload):
@@ -47,11 +50,17 @@ def make(monkeypatch):
         monkeypatch.setattr(server.ingress, "query", query)
         install_page(app, server.ingress)
         install_page(app, server.ingress)
+        api_key, admin_key = keys or (None, None)
+        args = get_context().override_server_args(
+            model_path="none", api_key=api_key, admin_api_key=admin_key
+        )
+        published.enter_context(args)
         if keys:
-            add_api_key_middleware(app, api_key=keys[0], admin_api_key=keys[1])
-        return server, TestClient(app, follow_redirects=False)
+            add_api_key_middleware(app, api_key=api_key, admin_api_key=admin_key)
+        return server, TestClient(app, base_url=f"http://{host}", follow_redirects=False)
 
-    return build
+    with contextlib.ExitStack() as published:
+        yield build
 
 
 def test_files_need_no_key_and_data_does(make):
@@ -107,6 +116,7 @@ def test_a_busy_scheduler_is_503(make):
     [
         {"sec-fetch-site": "cross-site"},
         {"sec-fetch-site": "same-site"},
+        {"sec-fetch-site": "cross-site", "origin": "http://127.0.0.1:30000"},
         {"origin": "http://elsewhere.example"},
     ],
 )
@@ -117,6 +127,60 @@ def test_other_sites_are_refused(make, headers):
     client.get(LIVE)
     assert client.post("/sam/api/hints", json=body, headers=headers).status_code == 403
     assert not server.sent
+    done = client.post("/sam/api/hints", json=body).json()["message_id"]
+    path, tenant = f"/sam/api/hints/{done}", {"tenant": "key-1"}
+    assert client.get(path, params=tenant, headers=headers).status_code == 403
+    assert client.get(path, params=tenant).status_code == 200
+
+
+@pytest.mark.parametrize("site", ["same-origin", "none"])
+def test_a_proxy_may_give_the_server_another_name(make, site):
+    _, client = make(allow_control=True)
+    headers = {**ADMIN, "sec-fetch-site": site, "origin": "https://page.example"}
+    assert client.get(LIVE, headers=headers).status_code == 200
+    body = {**SESSION, "action": "evict"}
+    assert client.post("/sam/api/hints", json=body, headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("keys", "host", "status"),
+    [
+        (None, "127.0.0.1:30000", 200),
+        (None, "[::1]:30000", 200),
+        (None, "localhost:30000", 200),
+        (None, "rebound.example:30000", 403),
+        (None, "127.0.0.1.example", 403),
+        (("admin", None), "page.example", 200),
+        ((None, "admin"), "page.example", 200),
+    ],
+)
+def test_without_a_key_no_name_of_somebody_elses_controls(make, keys, host, status):
+    server, client = make(allow_control=True, keys=keys, host=host)
+    headers = {**ADMIN, "origin": f"http://{host}"}
+    assert client.get(LIVE, headers=headers).status_code == 200
+    body = {**SESSION, "action": "evict"}
+    reply = client.post("/sam/api/hints", json=body, headers=headers)
+    assert reply.status_code == status and len(server.sent) == (status == 200)
+
+
+@pytest.mark.parametrize("flood", [{"hint_rate_per_s": 0.001}, {"max_in_flight_actions": 2}])
+def test_the_operator_gets_through_beside_a_flood(make, flood):
+    server, client = make(allow_control=True, **flood)
+    client.get(LIVE, headers=ADMIN)
+    own, n = envelope("session.evict", session_id="s"), 0
+
+    def submit(name):
+        known = server.ingress.submit_envelope({**own, "message_id": name}, "key-1")
+        return known["actions"][0]["status"]
+
+    while submit(f"m{n}") == "accepted":
+        n += 1
+    server.sent.clear()
+    body = {**SESSION, "action": "evict"}
+    reply = client.post("/sam/api/hints", json=body, headers=ADMIN).json()
+    assert reply["actions"][0]["status"] == "accepted" and len(server.sent) == 1
+    server.ingress.on_results(server.sent[0].message_id, [])
+    assert n and submit("late") == "dropped"
 
 
 def test_read_only_unless_the_operator_allows_it(make):

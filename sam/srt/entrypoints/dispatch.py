@@ -40,6 +40,8 @@ logger = logging.getLogger(__name__)
 OVERLOADED = "overloaded"
 PARALLEL_SAMPLES = "parallel_samples"
 RATE_LIMITED = "rate_limited"
+OPERATOR = "operator"
+"""Who acts on the page; no tenant is called so."""
 
 
 class HintDispatch:
@@ -76,23 +78,28 @@ class HintDispatch:
         envelope: dict[str, Any],
         tenant: str,
         body: ChatBody | None,
+        *,
+        by_operator: bool = False,
     ) -> dict[str, Any]:
         """Send actions, or queue them behind ranges; returns what is known of them now.
 
-        `body` is the request whose lists the ranges index.
+        `body` is the request whose lists the ranges index. What is sent `by_operator` has a
+        rate of its own and counts in no bound on what is under way: it must get through
+        beside a flood of the tenant's.
         """
         refused = surplus(envelope["actions"]) | refuse(envelope["actions"], body)
-        actions = self._open(message_id, envelope["actions"], tenant, refused)
+        client = OPERATOR if by_operator else client_of(tenant)
+        actions = self._open(message_id, envelope["actions"], tenant, client, refused)
         wire = envelope["message_id"]
         if actions:
-            self._send_in_order(wire, actions, tenant, body)
+            self._send_in_order(wire, actions, tenant, client, body)
         return self._results.get(message_id, tenant, time.time()) or {}
 
     def tell(self, tenant: str, action: dict[str, Any]) -> None:
         """Send one action that no client asked for or hears of; dropped and counted where too
         many are under way."""
         wire = wire_id(tenant, f"told-{uuid.uuid4().hex}")
-        ticket = self._take(tenant, [action])
+        ticket = self._take(client_of(tenant), [action])
         if ticket is not None:
             self._send(wire, [action], ticket)
 
@@ -120,7 +127,8 @@ class HintDispatch:
         from the first range on. What binds the request to its session always rides on it."""
         refused = surplus(envelope["actions"]) | refuse(envelope["actions"], body)
         held = {action["action_id"] for action in envelope["actions"][:n_held]}
-        actions = self._open(message_id, envelope["actions"], tenant, refused, rides=True)
+        client = client_of(tenant)
+        actions = self._open(message_id, envelope["actions"], tenant, client, refused, rides=True)
         ride, follow = [], []
         for action in actions:
             waits = action["action_id"] in held or is_range(action) or any(map(is_range, follow))
@@ -167,16 +175,17 @@ class HintDispatch:
         message_id: str,
         actions: list[dict[str, Any]],
         tenant: str,
+        client: str,
         refused: dict[str, HintError],
         *,
         rides: bool = False,
     ) -> list[dict[str, Any]]:
-        """Remember actions: taken, refused at once, or too many for their client's rate, of
+        """Remember actions: taken, refused at once, or too many for the rate of `client`, of
         which what binds an inference that it `rides` on is none; returns those taken."""
         ready = [action for action in actions if action["action_id"] not in refused]
         free = [a for a in ready if rides and a["action_type"] == ActionKind.BIND]
         n_counted = len(ready) - len(free)
-        if not self._rate.take(client_of(tenant), n_counted, time.monotonic()):
+        if not self._rate.take(client, n_counted, time.monotonic()):
             self._metrics.rejected(RATE_LIMITED)
             ready = free
         taken = {action["action_id"] for action in ready}
@@ -195,20 +204,25 @@ class HintDispatch:
         self._metrics.accepted(len(ready))
         return ready
 
-    def _take(self, tenant: str, actions: list[dict[str, Any]]) -> object | None:
+    def _take(self, client: str, actions: list[dict[str, Any]]) -> object | None:
         """A place on the way to the scheduler; None if there is none. Each submission has its
         own: a client that uses one message id twice holds two."""
         ticket = object()
-        if self._in_flight.take(ticket, client_of(tenant), len(actions)):
+        if client == OPERATOR or self._in_flight.take(ticket, client, len(actions)):
             return ticket
         self._metrics.rejected(OVERLOADED)
         return None
 
     def _send_in_order(
-        self, wire: str, actions: list[dict[str, Any]], tenant: str, body: ChatBody | None
+        self,
+        wire: str,
+        actions: list[dict[str, Any]],
+        tenant: str,
+        client: str,
+        body: ChatBody | None,
     ) -> None:
         """Send now, or behind what waits of the same sessions; ranges are resolved first."""
-        ticket = self._take(tenant, actions)
+        ticket = self._take(client, actions)
         if ticket is None:
             self._settle(wire, outcomes(actions, "dropped", OVERLOADED))
             return
@@ -281,7 +295,7 @@ class HintDispatch:
         over = self._ends.expect(obj)
         result = await resolved
         await over.wait()
-        ticket = self._take(tenant, actions)
+        ticket = self._take(client_of(tenant), actions)
         if ticket is None:
             self._settle(wire, outcomes(actions, "dropped", OVERLOADED))
             return

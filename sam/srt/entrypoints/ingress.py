@@ -183,10 +183,15 @@ class AgentHintIngress(KvHintIngress):
         return {"kv_hints": self.manage(hint, tenant, chat)}
 
     def submit_envelope(
-        self, envelope: dict[str, Any], tenant: str, body: ChatBody | None = None
+        self,
+        envelope: dict[str, Any],
+        tenant: str,
+        body: ChatBody | None = None,
+        *,
+        by_operator: bool = False,
     ) -> dict[str, Any]:
         """Send a client's envelope without inference; its ranges index the lists of `body`.
-        Raises HintError if it is malformed."""
+        Raises HintError if it is malformed. `by_operator`: not charged to the tenant."""
         try:
             decode_kv_hints_envelope(envelope)
             message_id, stamped = self._stamped(envelope, tenant, time.time())
@@ -194,7 +199,7 @@ class AgentHintIngress(KvHintIngress):
             raise
         except ValueError as error:
             raise HintError(HintReason.BAD_ENVELOPE, str(error)) from None
-        return self.dispatch.submit(message_id, stamped, tenant, body)
+        return self.dispatch.submit(message_id, stamped, tenant, body, by_operator=by_operator)
 
     def refused(self, error: HintError, tenant: str) -> dict[str, Any]:
         """What a management request's response shows of a malformed hint. Raises the error

@@ -7,6 +7,7 @@ without the key that `/sessions` asks for, nor pass on a command unless the oper
 
 from __future__ import annotations
 
+import ipaddress
 import logging
 import time
 import uuid
@@ -16,6 +17,7 @@ from urllib.parse import urlsplit
 import msgspec
 from fastapi import Body, Query, Request
 from fastapi.responses import JSONResponse, Response
+from sglang.srt.runtime_context import get_serving
 from sglang.srt.utils.auth import AuthLevel, auth_level
 
 from sam import web
@@ -81,6 +83,8 @@ def _install_hints(app: Any, ingress: AgentHintIngress, feed: PageFeed) -> None:
             return _error(403, "the page sends this, no other site")
         if not ingress.config.allow_control:
             return _error(403, "read-only: the server was started without --sam-allow-control")
+        if not _has_key() and not _is_local_name(request.url.hostname):
+            return _error(403, "a server without a key is controlled by IP address or localhost")
         key = (str(body.get("tenant")), str(body.get("session_id")))
         kind = KINDS.get(str(body.get("action")))
         if kind is None or not feed.knows(key):
@@ -92,22 +96,41 @@ def _install_hints(app: Any, ingress: AgentHintIngress, feed: PageFeed) -> None:
             "payload": {"session_id": key[1]},
         }
         envelope = envelope_of(f"page-{uuid.uuid4().hex}", [action])
-        return JSONResponse(ingress.submit_envelope(envelope, key[0]))
+        return JSONResponse(ingress.submit_envelope(envelope, key[0], by_operator=True))
 
     @app.get(f"{PREFIX}/api/hints/{{message_id}}")
     @auth_level(AuthLevel.ADMIN_OPTIONAL)
-    async def outcome(message_id: str, tenant: str) -> JSONResponse:
+    async def outcome(request: Request, message_id: str, tenant: str) -> JSONResponse:
         """What became of it."""
+        if _is_from_elsewhere(request):
+            return _error(403, "the page reads this, no other site")
         known = ingress.results.get(message_id, tenant, time.time())
         return _error(404, "unknown message_id") if known is None else JSONResponse(known)
 
 
 def _is_from_elsewhere(request: Request) -> bool:
-    """Whether a browser sends this for a page of another site: SGLang lets any site ask."""
-    if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
-        return True
+    """Whether a browser sends this for a page of another site: SGLang lets any site ask. What
+    the browser says counts, if it says it: a proxy may have put another name into `host`."""
+    site = request.headers.get("sec-fetch-site")
+    if site is not None:
+        return site not in ("same-origin", "none")
     origin = request.headers.get("origin")
     return origin is not None and urlsplit(origin).netloc != request.headers.get("host")
+
+
+def _has_key() -> bool:
+    """Whether the server asks those who use the page for a key."""
+    return bool(get_serving().api_key or get_serving().admin_api_key)
+
+
+def _is_local_name(host: str | None) -> bool:
+    """Whether no foreign name server can have brought a browser here under this name: where
+    no key is asked for, a site whose name turns into our address would look like ours."""
+    try:
+        ipaddress.ip_address(host or "")
+    except ValueError:
+        return host == "localhost"
+    return True
 
 
 def _install_files(app: Any) -> None:

@@ -30,6 +30,8 @@ FIRST_EVENTS = 120
 MAX_BUCKETS = 180
 WATCH_S = 5.0
 MAX_WATCHED = 8
+"""Stories that are asked for at once; the others have their turn next."""
+MAX_WATCHES = 64
 
 Key = tuple[str, str]
 _encode = msgspec.json.Encoder().encode
@@ -62,7 +64,8 @@ class PageFeed:
         self._answered_at: float | None = None
         self.n_asked = 0
         self.problem = ""
-        self._watched: dict[Key, float] = {}
+        self._watched: OrderedDict[Key, float] = OrderedDict()
+        """Until when each is of interest; who waited longest for a story comes first."""
         self._start_over("")
 
     def _start_over(self, epoch: str) -> None:
@@ -91,7 +94,7 @@ class PageFeed:
         """News for one viewer, who gives back what the last answer called `epoch`, `version`,
         `next_event` and `bucket_s`. Raises TimeoutError if nothing is known yet."""
         if watch is not None:
-            self._watched[watch] = self._clock() + WATCH_S
+            self._watch(watch)
         await self._refresh()
         if self._summary is None:
             raise TimeoutError
@@ -120,6 +123,25 @@ class PageFeed:
 
     # -- inside -------------------------------------------------------------------
 
+    def _watch(self, key: Key) -> None:
+        """Somebody reads the story of `key`; one that nobody read before is next."""
+        is_new = key not in self._watched
+        self._watched[key] = self._clock() + WATCH_S
+        if is_new:
+            self._watched.move_to_end(key, last=False)
+        if len(self._watched) > MAX_WATCHES:
+            self._watched.popitem()
+
+    def _next_watched(self) -> list[Key]:
+        """Whose stories are to be asked for now; they go to the end of the line."""
+        now = self._clock()
+        for key in [key for key, until in self._watched.items() if until <= now]:
+            del self._watched[key]
+        turn = list(islice(self._watched, MAX_WATCHED))
+        for key in turn:
+            self._watched.move_to_end(key)
+        return turn
+
     async def _refresh(self) -> None:
         """Ask if it is time to; wait a little for the answer, longer for the first one."""
         now = self._clock()
@@ -134,13 +156,11 @@ class PageFeed:
     async def _ask_once(self) -> None:
         try:
             filling = len(self._rows) < 0.9 * min(self._n_sessions, MAX_ROWS) or not self.epoch
-            now = self._clock()
-            self._watched = {k: until for k, until in self._watched.items() if until > now}
             report = await self._ask(
                 **self._cursor,
                 epoch=self.epoch,
                 sweep=SWEEP_WHILE_FILLING if filling else SWEEP,
-                watch=list(islice(reversed(self._watched), MAX_WATCHED)),
+                watch=self._next_watched(),
             )
             self._take(report)
             self.problem, self._answered_at = "", self._clock()
@@ -156,8 +176,9 @@ class PageFeed:
         """Make what the scheduler said ours."""
         if report["epoch"] != self.epoch:
             self._start_over(report["epoch"])
-        for record in report["sessions"]:
-            self._put((record["tenant"], record["id"]), _encode(record))
+        for n, record in enumerate(report["sessions"]):
+            is_change = n < report["n_changed"]
+            self._put((record["tenant"], record["id"]), _encode(record), is_change)
         for tenant, session_id in report["gone"]:
             self._drop((tenant, session_id))
         if report["sweep_next"] == 0:
@@ -184,10 +205,15 @@ class PageFeed:
         self._summary = report["summary"]
         self._device_total = report["device_total"]
 
-    def _put(self, key: Key, json: bytes) -> None:
+    def _put(self, key: Key, json: bytes, is_change: bool) -> None:
+        """Keep a row. Where there are too many, one to which something happened displaces the
+        one that is unchanged for longest; what merely came round in the sweep displaces none,
+        or all would take turns for ever."""
         row = self._rows.get(key)
         if row is not None and row.json == json:
             row.lap = self._lap
+            return
+        if row is None and not is_change and len(self._rows) >= MAX_ROWS:
             return
         self.version += 1
         self._rows[key] = _Row(json, self.version, self._lap)
@@ -208,7 +234,7 @@ class PageFeed:
 
     def _changes_since(self, version: int) -> tuple[list[msgspec.Raw], list[Key], int]:
         """Rows and keys that changed after `version`, the oldest changes first, and the
-        version up to which that is all."""
+        version up to which that is all. No key that is gone is that of a row: some come back."""
         newer = []
         for row in reversed(self._rows.values()):
             if row.version <= version:
@@ -218,5 +244,5 @@ class PageFeed:
         if len(newer) > ROWS_PER_REPLY:
             newer = newer[-ROWS_PER_REPLY:]
             latest = newer[0].version
-        gone = [key for n, key in self._gone if version < n <= latest]
+        gone = [key for n, key in self._gone if version < n <= latest and key not in self._rows]
         return [msgspec.Raw(row.json) for row in reversed(newer)], gone, latest

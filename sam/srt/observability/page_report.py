@@ -41,7 +41,8 @@ def page_report(cache: Any, payload: Mapping[str, Any]) -> dict[str, Any]:
 
     `payload`: `seq`, `event` and `bucket_s` are where the last answer ended; `sweep_at` and
     `sweep` a stretch of all sessions in order of first appearance; `watch` lists
-    [tenant, session id] whose stories are asked for.
+    [tenant, session id] whose stories are asked for. Of the answer's `sessions` the first
+    `n_changed` are those that changed.
     """
     timeline, table = cache.hints.timeline, cache.hints.table
     now_s = timeline.clock()
@@ -55,6 +56,7 @@ def page_report(cache: Any, payload: Mapping[str, Any]) -> dict[str, Any]:
     found = [(key, table.get(key)) for key in changed]
     records = _Records(cache)
     records.add((session for _, session in found if session is not None), MAX_NODES // 2)
+    n_changed = len(records.found)
     n_swept = records.add(sweep, MAX_NODES)
     number_of_event = int(payload.get("event", 0)) if same else 0
     first, events = timeline.events.since(
@@ -67,6 +69,7 @@ def page_report(cache: Any, payload: Mapping[str, Any]) -> dict[str, Any]:
         "now_s": now_s,
         "n_sessions": len(table),
         "sessions": list(records.found.values()),
+        "n_changed": n_changed,
         "gone": [list(key) for key, session in found if session is None],
         "sweep_next": 0 if n_swept == len(sweep) < n_sweep else sweep_at + n_swept,
         "first_event": first,
