@@ -32,6 +32,7 @@ def test_it_agrees_with_the_inspection(make_rig):
 
 def test_evictions_are_counted_by_state_to_the_token(make_rig):
     rig = make_rig(tokens=256, hicache=False)
+    page_report(rig.cache, {})
     for i in range(12):
         session = f"s{i}" if i % 2 else None
         rig.run([1_000 * (i + 1) + j for j in range(90)], session=session)
@@ -47,6 +48,19 @@ def test_evictions_are_counted_by_state_to_the_token(make_rig):
     stories = {tuple(each["key"]): each["events"] for each in report["stories"]}
     lost = [e for e in stories[rig_tenant(rig), "s1"] if e["kind"] == "evicted_tokens"]
     assert sum(event["device_tokens"] for event in lost) > 0
+
+
+def test_victims_cost_nothing_while_nobody_looks(make_rig):
+    rig = make_rig(tokens=256, hicache=False)
+    orders, timeline = rig.cache.tree_core.orders, rig.cache.hints.timeline
+    assert orders.on_victim is None
+    page_report(rig.cache, {})
+    assert orders.on_victim is not None
+    rig.run(list(range(30)), session="s")
+    assert orders.on_victim is not None
+    timeline.watched_until_s = timeline.clock() - 1.0
+    rig.run(list(range(30)), session="s")
+    assert orders.on_victim is None
 
 
 def rig_tenant(rig):

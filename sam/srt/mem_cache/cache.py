@@ -12,7 +12,6 @@ import logging
 from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -43,7 +42,7 @@ from sam.srt.observability.log_limit import limit_storage_logs
 from sam.srt.observability.metrics import SchedulerMetrics
 from sam.srt.observability.page_report import answer_query
 from sam.srt.observability.pool_metrics import PoolMetrics
-from sam.srt.observability.timeline_report import note_request, note_victim
+from sam.srt.observability.timeline_report import note_request
 from sam.srt.upstream import pool_names_tell_format
 
 if TYPE_CHECKING:
@@ -69,7 +68,6 @@ class SessionRadixCache(UnifiedRadixCache):
         self.tree_core.use_policy(self.config.retention_policy)
         self.hints.attach(self.tree_core)
         self.tree_core.orders.is_stored = self.pool.is_stored
-        self.tree_core.orders.on_victim = partial(self._guard, note_victim, self)
         self.regret = self._create_regret_watch()
         if params.enable_metrics and get_parallel().tp_rank == 0:
             self.hints.metrics = SchedulerMetrics()

@@ -15,7 +15,7 @@ from sam.core.lineage import Session, SessionKey
 from sam.srt.mem_cache import inspect
 from sam.srt.mem_cache.inspect import pool_tokens, session_tokens, summary
 from sam.srt.observability.timeline import as_dicts
-from sam.srt.observability.timeline_report import note_levels
+from sam.srt.observability.timeline_report import note_levels, watch_victims
 
 MAX_NODES = 6_000
 """Tree nodes that one report looks at, for the tokens of sessions."""
@@ -46,6 +46,7 @@ def page_report(cache: Any, payload: Mapping[str, Any]) -> dict[str, Any]:
     """
     timeline, table = cache.hints.timeline, cache.hints.table
     now_s = timeline.clock()
+    watch_victims(cache, now_s)
     note_levels(cache, now_s)
     same = payload.get("epoch") == timeline.epoch
     seq = int(payload.get("seq", 0)) if same else 0

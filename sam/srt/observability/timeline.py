@@ -72,6 +72,7 @@ class Timeline:
         self.events = EventLog(MAX_EVENTS)
         self.series = TimeSeries()
         self.seq = 0
+        self.watched_until_s = 0.0
         self._stories: OrderedDict[SessionKey, deque[Event | _Eviction]] = OrderedDict()
         self._changed: OrderedDict[SessionKey, int] = OrderedDict()
 

@@ -6,6 +6,7 @@ the few users of one node.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sglang.srt.mem_cache.unified_cache.components import BASE_COMPONENT_TYPE
@@ -16,10 +17,23 @@ if TYPE_CHECKING:
     from sam.core.leaf_order import LeafOrder
 
 
+WATCH_S = 900.0
+"""Victims are told for so long after the last look: each costs about 10 us, which is as much as
+the rest of what an eviction does beside the tree core."""
+
+
+def watch_victims(cache: Any, now_s: float) -> None:
+    """Somebody looks: victims count from now on."""
+    cache.hints.timeline.watched_until_s = now_s + WATCH_S
+    cache.tree_core.orders.on_victim = partial(cache._guard, note_victim, cache)
+
+
 def note_request(cache: Any, req: Any) -> None:
     """A request ended: count it, and once a bucket how full the pools are."""
     timeline = cache.hints.timeline
     now_s = timeline.clock()
+    if now_s > timeline.watched_until_s:
+        cache.tree_core.orders.on_victim = None
     timeline.request_over(req)
     if not timeline.series.knows(now_s, "device_free"):
         note_levels(cache, now_s)
