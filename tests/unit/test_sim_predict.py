@@ -166,9 +166,11 @@ def test_comparison_with_a_run(predictor, tmp_path):
     predictor.args, kept = args, predictor.args
     found = cli.compare(predictor, state)
     predictor.args = kept
-    assert [(one["arm"], one["seed"]) for one in found] == [("stock", 0), ("stock", 1)]
+    assert [(one["arm"], one["seed"]) for one in found] == [
+        ("stock", seed) for seed in args.seeds
+    ]
     assert found[1]["live"] is None and found[1]["points"] is None
-    assert [(one["arm"], one["seed"]) for one in found] == [("stock", seed) for seed in args.seeds]
+    expected = 100 * sum(row["device"] for row in rows) / sum(row["prompt"] for row in rows)
     assert found[0]["points"] == pytest.approx(expected)
     assert json.dumps(found)
 
