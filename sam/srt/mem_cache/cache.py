@@ -254,9 +254,7 @@ class SessionRadixCache(UnifiedRadixCache):
     def prefetch_budget_tokens(self) -> int:
         """Device tokens that a prefetch may take: free or less needed than any session that
         runs or resumes; all that resume hold at most the configured share of the pool."""
-        core = self.tree_core
-        can_be_free = self._component_available_size(BASE_COMPONENT_TYPE)
-        can_be_free += core.full_evictable_size()
+        can_be_free = self._reclaimable_tokens()
         busy, resuming = self._busy_tokens()
         share = int(self._pool_tokens() * self.config.prefetch_pool_share)
         return max(0, min(can_be_free - busy - self.headroom.tokens(), share - resuming))
@@ -265,8 +263,7 @@ class SessionRadixCache(UnifiedRadixCache):
         """Whether a copy may hold so many tokens on the device without taking the room of
         requests that run."""
         needed = self.headroom.tokens()
-        free = self._component_available_size(BASE_COMPONENT_TYPE)
-        return not needed or free + self.tree_core.full_evictable_size() - n_tokens >= needed
+        return not needed or self._reclaimable_tokens() - n_tokens >= needed
 
     def retainable_tokens(self) -> int:
         """Device tokens that one tenant may ask to be retained."""
@@ -281,9 +278,12 @@ class SessionRadixCache(UnifiedRadixCache):
 
     def _pool_tokens(self) -> int:
         """Device tokens that are free or in the tree."""
-        core = self.tree_core
+        return self._reclaimable_tokens() + self.tree_core.full_protected_size()
+
+    def _reclaimable_tokens(self) -> int:
+        """Device tokens that are free or evictable."""
         free = self._component_available_size(BASE_COMPONENT_TYPE)
-        return free + core.full_evictable_size() + core.full_protected_size()
+        return free + self.tree_core.full_evictable_size()
 
     def _busy_tokens(self) -> tuple[int, int]:
         """Unlocked device tokens of sessions that run or resume; all of those that resume."""

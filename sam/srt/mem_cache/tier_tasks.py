@@ -253,10 +253,10 @@ class OffloadTask:
             if node.write_through_pending_id is not None:
                 self._in_flight.setdefault(node.write_through_pending_id, 0)
         limit = self._cache.config.max_offload_in_flight_tokens
-        for node_id in self._cache.tree_core.unbacked_chain(leaf):
+        core = self._cache.tree_core
+        for node_id in core.unbacked_chain(leaf):
             if sum(self._in_flight.values()) >= limit:
                 return False
-            core = self._cache.tree_core
             if not self._cache.can_lock(core.tokens_of(core.find_node(node_id))[0]):
                 return False
             lost_again = node_id in self._started
