@@ -19,7 +19,7 @@ from pathlib import Path
 
 STAMP = ".sam-setup.json"
 PACKAGE = "agent-sam"
-TEST_PACKAGES = ("pytest", "pytest-timeout", "hypothesis")
+TEST_PACKAGES = ("pytest", "pytest-timeout", "pytest-rerunfailures", "hypothesis")
 # Patched in place, so its sizes are not those of its RECORD.
 ENGINE = "sglang"
 _PIN = re.compile(r"^([A-Za-z0-9._-]+)(?:\[[^]]*\])?==([^\s;#]+)\s*(?:#.*)?$")

@@ -6,7 +6,7 @@ root=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
 venv=${SAM_VENV:-$root/.venv}
 torch_pins=(torch==2.14.1 torchvision==0.29.1)
 engine_pin=sglang==0.5.23
-test_pins=("pytest>=8" "pytest-timeout>=2.3" "hypothesis>=6.100")
+test_pins=("pytest>=8" "pytest-timeout>=2.3" "pytest-rerunfailures>=15" "hypothesis>=6.100")
 needed_gib=8
 probe=$root/scripts/envprobe.py
 
