@@ -241,13 +241,13 @@ def test_a_gauge_is_summed_over_its_labels():
 
 
 def test_options_and_their_quick_set():
-    args = cli._parse(["--quick", "--seeds", "7"])
+    args = cli.parse(["--quick", "--seeds", "7"])
     assert (args.model, args.users, args.seeds) == ("tiny", 4, [7])
     assert args.arms == ["stock", "stock-lpm", "sam-hints"]
-    full = cli._parse([])
+    full = cli.parse([])
     assert full.users == 10 and len(full.seeds) >= 3 and full.page_size == 1
-    assert cli._parse(["--workload", "coding"]).users == 16
-    assert cli._parse(["--l3", "file"]).page_size == 16
+    assert cli.parse(["--workload", "coding"]).users == 16
+    assert cli.parse(["--l3", "file"]).page_size == 16
 
 
 @pytest.mark.parametrize(
@@ -260,7 +260,7 @@ def test_options_and_their_quick_set():
 )
 def test_wrong_options_end_with_2(wrong, capsys):
     with pytest.raises(SystemExit) as raised:
-        cli._parse(wrong)
+        cli.parse(wrong)
     assert raised.value.code == 2
     assert wrong[0].removeprefix("--") in capsys.readouterr().err
 
@@ -270,10 +270,10 @@ def test_a_wrong_external_server_ends_with_2(tmp_path):
 
 
 def test_settings_are_what_makes_runs_comparable():
-    base = cli._settings(cli._parse([]))
-    assert cli._settings(cli._parse(["--arms", "stock", "--seeds", "9"])) == base
+    base = cli.settings_of(cli.parse([]))
+    assert cli.settings_of(cli.parse(["--arms", "stock", "--seeds", "9"])) == base
     for other in (["--l1", "0.4"], ["--lengths", "0.1"], ["--model", "tiny"], ["--l3", "file"]):
-        assert cli._settings(cli._parse(other)) != base
+        assert cli.settings_of(cli.parse(other)) != base
 
 
 def test_a_pool_too_small_for_the_longest_request_is_said(tmp_path):

@@ -30,7 +30,7 @@ flags of each server, beside its own:
 
 
 def test_a_sweep_is_every_combination_with_a_state_and_a_page_of_its_own():
-    args = cli._parse(["--sweep", "l1=0.2,0.3", "l3=off,file", "--html", "a/b.html", "--l2", "3"])
+    args = cli.parse(["--sweep", "l1=0.2,0.3", "l3=off,file", "--html", "a/b.html", "--l2", "3"])
     points = points_of(args)
     assert [(p.l1, p.l2, p.l3) for p in points] == [
         *((0.2, 3.0, "off"), (0.2, 3.0, "file"), (0.3, 3.0, "off"), (0.3, 3.0, "file"))
@@ -38,24 +38,24 @@ def test_a_sweep_is_every_combination_with_a_state_and_a_page_of_its_own():
     assert {p.page_size for p in points} == {16}, "all points of one sweep are comparable"
     assert points[0].html == Path("a/b-l1-0.2-l2-3-l3-off.html")
     assert len({p.html for p in points}) == 4 == len({name_of(p) for p in points})
-    assert len({str(cli._settings(p)) for p in points}) == 4
+    assert len({str(cli.settings_of(p)) for p in points}) == 4
 
 
 def test_without_a_sweep_there_is_one_point_as_asked():
-    args = cli._parse(["--html", "a.html"])
+    args = cli.parse(["--html", "a.html"])
     (point,) = points_of(args)
     assert vars(point) == vars(args)
-    assert cli._parse(["--sweep", "l1=0.2"]).page_size == 1
+    assert cli.parse(["--sweep", "l1=0.2"]).page_size == 1
     assert axes_of(["l2=2", "l1=0.5,1"]) == {"l2": [2.0], "l1": [0.5, 1.0]}
 
 
 def test_what_is_left_of_max_runs_holds_for_later_points():
-    args = cli._parse(["--max-runs", "3", "--sweep", "l1=0.2,0.3"])
+    args = cli.parse(["--max-runs", "3", "--sweep", "l1=0.2,0.3"])
     points = points_of(args)
     assert not cli._is_enough(args, points, 2)
     assert [p.max_runs for p in points] == [1, 1]
     assert cli._is_enough(args, points, 1)
-    assert not cli._is_enough(cli._parse([]), [], 5), "all runs are wanted"
+    assert not cli._is_enough(cli.parse([]), [], 5), "all runs are wanted"
 
 
 def test_the_table_has_a_row_per_point_and_says_which_base():
@@ -78,7 +78,7 @@ def test_a_pool_gives_all_arms_the_same_and_none_its_backend():
         "--hicache-storage-backend-extra-config",
         '{"master": "127.0.0.1:1", "threshold": 64}',
     )
-    args = cli._parse(["--l3", "mooncake"])
+    args = cli.parse(["--l3", "mooncake"])
     comparison = Comparison.__new__(Comparison)
     comparison.args, comparison.model = args, Path("model")
     comparison.sizes = {0: {"l1_tokens": 100, "mean_prompt_tokens": 10}}
@@ -99,7 +99,7 @@ def test_shortest_prefill_first_wants_prompts_in_one_piece(tmp_path):
         ("sam-hints-spf", [enough], False),
         ("stock-spf", [enough, "--server-arg=--chunked-prefill-size", "--server-arg=64"], True),
     ):
-        args = cli._parse([*more, "--l1", "1"])
+        args = cli.parse([*more, "--l1", "1"])
         comparison = Comparison(args, [ARMS[name]], State(tmp_path, {}), QUIET)
         if not refused:
             comparison._sizes(plan, line)
@@ -123,7 +123,7 @@ def test_a_pool_of_files_starts_empty(tmp_path):
 @pytest.mark.parametrize("traces", [None, *filter(Path.is_dir, [cli._TRACES])])
 @pytest.mark.parametrize("options", [["--quick"], []])
 def test_the_defaults_fit_their_device_pool(options, traces, tmp_path):
-    args = cli._parse(options)
+    args = cli.parse(options)
     args.traces = traces
     comparison = Comparison(args, [], State(tmp_path, {}), QUIET)
     for seed in args.seeds:

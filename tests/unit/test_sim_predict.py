@@ -141,7 +141,7 @@ def test_sessions_are_told_to_the_policy():
 
 @pytest.fixture(scope="module")
 def predictor(tmp_path_factory):
-    args = replay._parse(["--quick", "--workdir", str(tmp_path_factory.mktemp("predict"))])
+    args = replay.parse(["--quick", "--workdir", str(tmp_path_factory.mktemp("predict"))])
     return cli.Predictor(args, None)
 
 
@@ -162,7 +162,7 @@ def test_comparison_with_a_run(predictor, tmp_path):
     rows = predictor.rows(ARMS["stock"], 0)
     halved = [{**row, "device": 0, "host": row["host"]} for row in rows]
     state.add({"seed": 0, "arm": "stock", "rows": halved})
-    args = replay._parse(["--quick", "--arms", "stock", "stock-tlru", "--workdir", str(tmp_path)])
+    args = replay.parse(["--quick", "--arms", "stock", "stock-tlru", "--workdir", str(tmp_path)])
     predictor.args, kept = args, predictor.args
     found = cli.compare(predictor, state)
     predictor.args = kept

@@ -147,7 +147,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )  # fmt: skip
     p.add_argument("--costs", metavar="FILE", help="of `python -m sam.bench costs`")
     own, rest = p.parse_known_args(argv)
-    args = replay._parse(rest)
+    args = replay.parse(rest)
     if args.l3 != "off":
         p.error("--l3: a pool is not simulated here")
     out = Console(highlight=False)
@@ -156,7 +156,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except TraceError as error:
         print(f"predict: {error}", file=sys.stderr)
         return 2
-    state = State(Path(args.workdir), replay._settings(args))
+    state = State(Path(args.workdir), replay.settings_of(args))
     found = compare(predictor, state)
     out.print(to_table(found))
     off = [abs(one["points"]) for one in found if one["points"] is not None]

@@ -14,7 +14,7 @@ from typing import Any
 
 from sam.bench.predict.engine import Engine
 from sam.bench.replay.arms import Arm
-from sam.bench.replay.player import _Player
+from sam.bench.replay.player import Player
 from sam.bench.swarm_client import Answer
 from sam.bench.workloads.plan import Agent, Plan, Turn, called_tool
 from sam.bench.workloads.text import Vocabulary
@@ -60,7 +60,7 @@ def _with_arguments(message: dict[str, Any]) -> dict[str, Any]:
     return {**message, "tool_calls": calls}
 
 
-class SimulatedPlayer(_Player):
+class SimulatedPlayer(Player):
     """Plays a plan as the live player does; answers come from `engine`."""
 
     def __init__(

@@ -64,7 +64,7 @@ exit codes: 0 done; 2 wrong options; 3 a server failed; 130 interrupted (partial
 
 def main(argv: Sequence[str] | None = None) -> int:
     argv = list(sys.argv[1:] if argv is None else argv)
-    args = _parse(argv)
+    args = parse(argv)
     out, log = Console(highlight=False), Console(stderr=True, highlight=False, soft_wrap=True)
     try:
         arms = [*(ARMS[name] for name in args.arms), *map(external, args.external)]
@@ -76,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for point in points:
         if len(points) > 1:
             log.print(f"\n{name_of(point)}")
-        state = State(point.workdir, _settings(point), fresh=args.fresh)
+        state = State(point.workdir, settings_of(point), fresh=args.fresh)
         n_before = len(state.runs)
         code = _compare(point, arms, state, log)
         if code in (0, EXIT_INTERRUPTED, 3):
@@ -130,7 +130,7 @@ def _show(
     names = [arm.name for arm in arms]
     runs = [run for run in state.runs.values() if run["arm"] in names and run["seed"] in args.seeds]
     wanted = len(names) * len(args.seeds)
-    about = {**_about(args, argv, runs), "arms": names, "settings": _settings(args)}
+    about = {**_about(args, argv, runs), "arms": names, "settings": settings_of(args)}
     report = build_report(runs, about) | {"runs": len(runs), "runs_wanted": wanted}
     wide = Console(highlight=False, width=max(out.width, 60 + 19 * len(names)))
     for line in about_lines(report):
@@ -166,7 +166,7 @@ def _about(args: argparse.Namespace, argv: list[str], runs: list[dict[str, Any]]
     }
 
 
-def _settings(args: argparse.Namespace) -> dict[str, Any]:
+def settings_of(args: argparse.Namespace) -> dict[str, Any]:
     """What makes runs comparable; arms and seeds may be added later."""
     keys = ("workload", "users", "turns", "lengths", "waves", "gaps", "max_gap", "traces", "trace",
             "model", "l1", "l2", "l3", "page_size", "running", "server_arg",
@@ -175,7 +175,8 @@ def _settings(args: argparse.Namespace) -> dict[str, Any]:
     return {key: str(value) if isinstance(value, Path) else value for key, value in found.items()}
 
 
-def _parse(argv: list[str]) -> argparse.Namespace:
+def parse(argv: list[str]) -> argparse.Namespace:
+    """Options with their defaults filled in. Exits with 2 and a reason where they are wrong."""
     parser = _parser()
     if "--quick" in argv:
         parser.set_defaults(**QUICK)

@@ -65,12 +65,14 @@ def play(
     url: str, plan: Plan, line: Timeline, hints: Hints, on_answer: Callable[[], None]
 ) -> Played:
     """Play all users to their end. Raises an ExceptionGroup with RequestFailed."""
-    player = _Player(plan, line, hints, on_answer)
+    player = Player(plan, line, hints, on_answer)
     asyncio.run(player.play(url))
     return player.played
 
 
-class _Player:
+class Player:
+    """One play of a plan. `sam.bench.predict` puts another server behind its steps."""
+
     def __init__(
         self, plan: Plan, line: Timeline, hints: Hints, on_answer: Callable[[], None]
     ) -> None:
