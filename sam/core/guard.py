@@ -8,10 +8,12 @@ pages, with `sam.core.ghost` or otherwise.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 END_TRUST_PERCENT = 3
 END_TRUST_PRIOR_ENDS = 30
 REGRET_HALF_LIFE_REQUESTS = 300
+_NO_TIME_S = 1e-9
 
 
 class EndTrust:
@@ -50,8 +52,10 @@ class HintTrust:
     from what came than the estimate made without them.
 
     Regret is the sum of differences of squared log-errors, each at most `_MAX_STEP`, faded by
-    `_KEEP` a return. Honest hints with a log-error of 1 stay far below the bound; a hint that is
-    wrong by a factor of a hundred passes it at once, one by a factor of ten at the third time.
+    `_KEEP` a return. Every hint of an idle time counts for the share of it that the hint was in
+    force, so a right one at the end does not make up for a wrong one that lasted. Honest hints
+    with a log-error of 1 stay far below the bound; a hint that is wrong by a factor of a hundred
+    passes it at once, one by a factor of ten at the third time.
     """
 
     __slots__ = ("regret",)
@@ -67,13 +71,29 @@ class HintTrust:
     def trusted(self) -> bool:
         return self.regret <= self._BOUND
 
-    def returned(self, gap_s: float, hint_s: float, estimate_s: float) -> None:
-        """The session came back after `gap_s`, of which a hint and the estimate spoke."""
-        came = math.log1p(max(gap_s, 0.0))
-        of_hint = (math.log1p(max(hint_s, 0.0)) - came) ** 2
-        of_estimate = (math.log1p(max(estimate_s, 0.0)) - came) ** 2
-        step = max(min(of_hint - of_estimate, self._MAX_STEP), -self._MAX_STEP)
+    def returned(
+        self, gap_s: float, said: Sequence[tuple[float, float]], estimate_s: float
+    ) -> None:
+        """The session came back after `gap_s`, of which hints and the estimate spoke.
+
+        `said`: (at what age of the idle time, how much longer from then on) of each hint, in
+        seconds and by age; each in force until the next one.
+        """
+        gap_s = max(gap_s, _NO_TIME_S)
+        ages = [min(at_s, gap_s) for at_s, _ in said]
+        step = 0.0
+        for (at_s, expected_s), age_s, until_s in zip(said, ages, [*ages[1:], gap_s], strict=True):
+            hint_s = max(expected_s, at_s / 2.0)
+            share = (until_s - age_s) / gap_s
+            step += share * self._lost(age_s, gap_s - age_s, hint_s, estimate_s)
         self.regret = max(self.regret * self._KEEP + step, 0.0)
+
+    def _lost(self, age_s: float, left_s: float, hint_s: float, estimate_s: float) -> float:
+        """By how much the hint was worse than `age + estimate`, of what was left at `age_s`."""
+        came = math.log1p(left_s)
+        of_hint = (math.log1p(hint_s) - came) ** 2
+        of_estimate = (math.log1p(max(age_s + estimate_s, 0.0)) - came) ** 2
+        return max(min(of_hint - of_estimate, self._MAX_STEP), -self._MAX_STEP)
 
 
 class RegretGuard:

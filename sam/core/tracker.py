@@ -18,6 +18,8 @@ from sam.core.guard import EndTrust, HintTrust
 from sam.core.retention import NextUseRank, Standing
 
 _MIN_BEFORE_COMPACTION = 64
+_MAX_HINTS = 32
+"""Of one idle time: what comes after that many is not listened to, for each has to be judged."""
 _QUEUED = Standing(NextUseRank.QUEUED)
 _RUNNING = Standing(NextUseRank.RUNNING)
 _SUPERSEDED = Standing(NextUseRank.SUPERSEDED)
@@ -49,13 +51,15 @@ class OffloadedTail(NamedTuple):
 class _Idle(msgspec.Struct, eq=False, gc=False):
     """What is known of a session's idle time, also of the one to come.
 
-    `hint`: given at, expected, in seconds. `sent_s`: message time of the newest request.
+    `hint`: given at, expected, in seconds; `replaced`: those before it in this idle time.
+    `sent_s`: message time of the newest request.
     """
 
     since_s: float
     label: str = LABEL_OTHER
     gap_s: float = 0.0
     hint: tuple[float, float] | None = None
+    replaced: tuple[tuple[float, float], ...] = ()
     sent_s: float = float("-inf")
     retained_until_s: float | None = None
     resting: bool = False
@@ -73,6 +77,14 @@ class _Idle(msgspec.Struct, eq=False, gc=False):
             return None
         given_s, expected_s = self.hint
         return max(given_s - self.since_s, 0.0) + expected_s
+
+    def hints_said(self) -> list[tuple[float, float]]:
+        """All of this idle time: (age, how much longer from then on), by age."""
+        said: list[tuple[float, float]] = []
+        for given_s, expected_s in [*self.replaced, *filter(None, [self.hint])]:
+            before_s = said[-1][0] if said else 0.0
+            said.append((max(given_s - self.since_s, before_s), expected_s))
+        return said
 
 
 class RetentionTracker:
@@ -123,6 +135,7 @@ class RetentionTracker:
                 self.gaps.observe(session, idle.label, time_s - idle.since_s)
                 self._judge_hint(idle, time_s - idle.since_s)
             idle.resting = False
+        idle.replaced = ()
         if idle.ended:
             idle.ended = False
             if idle.has_left:
@@ -159,26 +172,34 @@ class RetentionTracker:
         if idle.ended:
             return
         idle.since_s, idle.label, idle.resting = time_s, label, True
-        idle.learns = learns
+        idle.learns, idle.replaced = learns, ()
         idle.gap_s = self.gaps.gap_s(session, label)
         self._tell(session, self._standing(idle))
         if idle.has_tail:
             tail = Standing(NextUseRank.OFFLOADED, time_s, idle.gap_s)
             self._tell(OffloadedTail(session), tail)
 
-    def expect(self, session: Hashable, time_s: float, expected_idle_s: float) -> None:
+    def expect(self, session: Hashable, time_s: float, expected_idle_s: float) -> str:
         """The client's estimate of the time from the end of this answer to its next request.
 
         While a request is queued or runs, it is for the idle time to come; else it counts
-        from `time_s` on. No-op for an unknown or ended session, and for one that a newer
-        request than the hint has come from.
+        from `time_s` on. No-op for an unknown or ended session, for one that a newer request
+        than the hint has come from, and beyond `_MAX_HINTS` of one idle time: returns why,
+        else nothing.
         """
         idle = self._sessions.get(session)
-        if idle is None or idle.ended or time_s < idle.sent_s:
-            return
+        if idle is None or idle.ended:
+            return "not_live"
+        if time_s < idle.sent_s:
+            return "overtaken"
+        if idle.resting and idle.hint is not None:
+            if len(idle.replaced) == _MAX_HINTS - 1:
+                return "too_many_hints"
+            idle.replaced += (idle.hint,)
         idle.hint = (time_s, max(expected_idle_s, 0.0))
         if idle.resting:
             self._tell(session, self._standing(idle))
+        return ""
 
     def relabel(self, session: Hashable, label: str) -> None:
         """More is known of why the session rests. No-op if it does not."""
@@ -259,7 +280,7 @@ class RetentionTracker:
         if not idle.resting:
             idle.since_s, idle.label, idle.resting = time_s, LABEL_OTHER, True
             idle.gap_s = self.gaps.gap_s(session, idle.label)
-        idle.ended, idle.offloaded, idle.hint = True, False, None
+        idle.ended, idle.offloaded, idle.hint, idle.replaced = True, False, None, ()
         idle.retained_until_s, idle.resuming = None, False
         standing = self._standing(idle)
         self._tell(session, standing)
@@ -341,11 +362,11 @@ class RetentionTracker:
         return Standing(rank, idle.since_s, idle.gap_s, idle.hint_s() if trusted else None)
 
     def _judge_hint(self, idle: _Idle, gap_s: float) -> None:
-        hint_s = idle.hint_s()
-        if hint_s is not None:
+        said = idle.hints_said()
+        if said:
             if idle.hints is None:
                 idle.hints = HintTrust()
-            idle.hints.returned(gap_s, hint_s, idle.gap_s)
+            idle.hints.returned(gap_s, said, idle.gap_s)
 
     def _tell(self, user: Hashable, standing: Standing) -> None:
         for order in self._orders:

@@ -436,39 +436,3 @@ def test_keep_alives_are_bounded():
         tracker.forget(("gone", i))
     assert len(tracker._retained) < 200
     assert sorted(tracker.advance(99_999.0)) == list(range(7))
-
-
-# -- trust in hints ---------------------------------------------------------------------
-
-
-def returns(tracker, hinted_s, gaps_s):
-    """A session that announces and takes these idle times; the time of its last answer."""
-    now = 0.0
-    for hint_s, gap_s in zip(hinted_s, gaps_s, strict=True):
-        tracker.queued("s", now)
-        tracker.running("s", now)
-        tracker.expect("s", now, hint_s)
-        tracker.idle("s", now, "tool")
-        now += gap_s
-    tracker.queued("s", now)
-    tracker.expect("s", now, 1_000.0)
-    tracker.idle("s", now, "tool")
-    return now
-
-
-@pytest.mark.parametrize(
-    ("hints_s", "believed"),
-    [([10.0] * 4, True), ([25.0, 4.0, 25.0, 4.0], True), ([3_600.0], False), ([0.01] * 4, False)],
-)
-def test_hints_are_believed_while_they_beat_the_estimate(hints_s, believed):
-    order, tracker = tracked()
-    now = returns(tracker, hints_s, [10.0] * len(hints_s))
-    use_in_s = order.key_of_user("s", now).use_in_s
-    assert (use_in_s == pytest.approx(1_001.0)) == believed
-    assert believed or use_in_s < 100.0
-
-
-def test_a_client_that_stops_lying_is_believed_again():
-    order, tracker = tracked()
-    now = returns(tracker, [3_600.0] * 3 + [10.0] * 12, [10.0] * 15)
-    assert order.key_of_user("s", now) == (R.IDLE, pytest.approx(1_001.0))

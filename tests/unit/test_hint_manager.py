@@ -94,6 +94,19 @@ def test_binding_of_reads_hints_and_ignores_what_it_does_not_know():
     assert statuses(binding.rejections) == [("rejected", "bad_session_id")]
 
 
+def test_a_request_has_one_session_and_its_other_binds_an_answer(manager):
+    again = {"parent_session_id": "t"}
+    hints = envelope(("bind", "s"), ("bind", "s"), ("bind", "t"), ("bind", "s", again))
+    manager.request_queued(request("r", hints))
+    manager.request_released("r", finish_reason="stop", aborted=False)
+    ((_, sent),) = manager._cache.sent
+    assert sorted(sent) == [
+        ("a0", "done"), ("a1", "done"), ("a2", "rejected"), ("a3", "rejected"),
+    ]  # fmt: skip
+    assert manager._cache.reasons == ["bound_already"] * 2
+    assert manager.table.get(SessionKey("t", "t")) is None
+
+
 def test_a_warm_up_of_parallel_samples_carries_no_edits():
     hints = envelope(("bind", "s"), ("evict", "s"), (PARALLEL_ACTION, "s"))
     assert not binding_of(request("r", hints, max_new_tokens=0)).edits

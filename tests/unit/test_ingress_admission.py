@@ -4,6 +4,7 @@ import pytest
 
 pytest.importorskip("sglang")
 
+from sglang.srt.managers.io_struct import GenerateReqInput
 from test_ingress_parts import MANAGE_EVICT, Server, actions_of, body_of, caller, chat, envelope
 
 from sam.srt.entrypoints.admission import Admission, HintRate
@@ -127,6 +128,20 @@ def test_an_inference_beyond_the_rate_is_bound_and_served_without_its_edits():
     bind = "session.bind"
     assert kinds == [[bind, "session.expect", "session.demote"], [bind], [bind]]
     assert server.ingress.metrics.snapshot()["rejected_by_reason"] == {"rate_limited": 2}
+
+
+def test_only_the_first_bind_of_an_inference_is_free():
+    server = Server(hint_rate_per_s=0.001, hint_burst=60)
+    own = envelope(*["session.bind"] * 60, session_id="t")
+    for free, left in ((1, 60), (1, 0)):
+        obj = server.openai(chat({"session_id": "s"}, kv_hints=own), caller())
+        sent = actions_of(obj.kv_hints)
+        assert [action.key.session_id for action in sent] == ["s"] * free + ["t"] * left
+    own = envelope("session.bind", "session.bind", session_id="t", message_id="m-2")
+    obj = GenerateReqInput(text="x", kv_hints=own)
+    server.generate(obj, caller())
+    assert len(actions_of(obj.kv_hints)) == 1
+    assert server.shown(obj)["actions"][1]["reason"] == "rate_limited"
 
 
 @pytest.mark.parametrize("rate, burst, at_once", [(500.0, 0, 1000), (0.1, 0, 1), (5.0, 7, 7)])

@@ -181,9 +181,9 @@ class HintDispatch:
         rides: bool = False,
     ) -> list[dict[str, Any]]:
         """Remember actions: taken, refused at once, or too many for the rate of `client`, of
-        which what binds an inference that it `rides` on is none; returns those taken."""
+        which the one that binds an inference that it `rides` on is none; returns those taken."""
         ready = [action for action in actions if action["action_id"] not in refused]
-        free = [a for a in ready if rides and a["action_type"] == ActionKind.BIND]
+        free = [a for a in ready if rides and a["action_type"] == ActionKind.BIND][:1]
         n_counted = len(ready) - len(free)
         if not self._rate.take(client, n_counted, time.monotonic()):
             self._metrics.rejected(RATE_LIMITED)

@@ -100,6 +100,17 @@ def unknown_action(action_id: str, action_type: str) -> ActionResult:
     )
 
 
+def more_than_bound(action: SessionAction, bind: SessionAction) -> ActionResult:
+    """Of a bind after the first: a request belongs to one session."""
+    same = action.does_the_same(bind)
+    return ActionResult(
+        action_id=action.action_id,
+        action_type=action.kind.value,
+        status=ActionStatus.DONE if same else ActionStatus.REJECTED,
+        reason="" if same else "bound_already",
+    )
+
+
 def binding_of(req: Any) -> Binding | None:
     """The binding of a request whose hints say anything that sam implements, else None.
 
@@ -128,5 +139,7 @@ def binding_of(req: Any) -> Binding | None:
     binding.is_warmup = parallel and req.sampling_params.max_new_tokens == 0
     if not binding.is_warmup:
         binding.edits = [a for a in actions if a.kind is not ActionKind.BIND]
-        binding.rejections = rejections
+        binding.rejections = rejections + [
+            more_than_bound(a, bind) for a in actions if a.kind is ActionKind.BIND and a is not bind
+        ]
     return binding

@@ -209,9 +209,10 @@ class SessionMoves:
 
     def expect(self, action: SessionAction) -> Outcome:
         refused = self._refused(action)
-        if refused is None:
-            self._retention.expect(action.key, action.time_s, action.expected_idle_s)
-        return refused or done()
+        if refused is not None:
+            return refused
+        why = self._retention.expect(action.key, action.time_s, action.expected_idle_s)
+        return not_done(ActionStatus.DROPPED, why) if why else done()
 
     def retain(self, action: SessionAction) -> Outcome:
         """Keep softly for a while, within the tenant's share of the device pool."""
