@@ -37,6 +37,7 @@ def run(arm="stock", seed=0, rows=None, **more):
     rows = rows or [row(user, turn=turn) for user in range(4) for turn in range(3)]
     return {
         "arm": arm, "seed": seed, "about": "a", "schedule_policy": "fcfs", "hints": "none",
+        "write_policy": "write_through",
         "tree_core": "RustUnifiedTreeCore", "code": "c", "rows": rows, "wall_s": 10.0,
         "task_s": {str(r["user"]): 5.0 for r in rows}, "new_tokens": 10 * len(rows),
         "manage": {"n": 0}, "counters": {"load_back_tokens": 7.0}, "outcomes": {"evict:done": 2},

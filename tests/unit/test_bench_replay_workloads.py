@@ -154,6 +154,8 @@ def test_timeline_of_a_small_plan_by_hand():
     assert line.times["root", 2][0] == kid_end + 1.0 + turn + 2.0 + turn  # the compressor's too
     # root after turn 0: (3 + 5) + (4 + 5); kid: (1 + 5) + (3 + 5), twice; shared: 10
     assert line.working_set_tokens == 17 + 28 + 10
+    by_hand = (1.5 * 17 + 1.5 * 31 + 45 + 17 + 4 * 33 + 22) / 10.0 + 10
+    assert line.mean_working_set_tokens == round(by_hand)
     assert line.longest_tokens == 10 + 17 + (2 + 5) + (4 + 5)
     assert line.n_turns == 5 and plan.n_requests() == 6
 

@@ -45,15 +45,23 @@ class Arm:
     def schedule_policy(self) -> str:
         if self.url:
             return "as it runs"
-        place = self.flags.index(POLICY) if POLICY in self.flags else None
-        return "fcfs" if place is None else self.flags[place + 1]
+        return self._flag(POLICY, "fcfs")
+
+    @property
+    def write_policy(self) -> str:
+        return "as it runs" if self.url else self._flag(WRITE_POLICY, "write_through")
+
+    def _flag(self, name: str, default: str) -> str:
+        return self.flags[self.flags.index(name) + 1] if name in self.flags else default
 
 
 POLICY = "--schedule-policy"
+WRITE_POLICY = "--hicache-write-policy"
 SHORTEST_FIRST = "shortest-prefill-first"
 _SAM = ("--radix-cache-backend", "sam")
 _LPM = (POLICY, "lpm")
 _SPF = (POLICY, SHORTEST_FIRST)
+_WB = (WRITE_POLICY, "write_back")
 _TLRU = ("--radix-eviction-policy", "tlru")
 _SESSION = ("--enable-session-radix-cache",)
 ARMS: Mapping[str, Arm] = {
@@ -72,6 +80,9 @@ ARMS: Mapping[str, Arm] = {
         Arm("stock-spf", "stock, shortest prefill first", _SPF),
         Arm("sam-hints-spf", "sam-hints, shortest prefill first", (*_SAM, *_SPF), Hints.MANAGE),
         Arm("sam-idle-spf", "sam-idle, shortest prefill first", (*_SAM, *_SPF), Hints.IDLE),
+        Arm("stock-spf-wb", "stock-spf, host copies when evicted", (*_SPF, *_WB)),
+        Arm("sam-hints-spf-wb", "sam-hints with both", (*_SAM, *_SPF, *_WB), Hints.MANAGE),
+        Arm("sam-idle-spf-wb", "sam-idle with both", (*_SAM, *_SPF, *_WB), Hints.IDLE),
     )
 }
 DEFAULT_ARMS = tuple(ARMS)[:9]

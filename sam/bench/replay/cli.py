@@ -151,7 +151,7 @@ def _show(
 
 
 def _about(args: argparse.Namespace, argv: list[str], runs: list[dict[str, Any]]) -> dict[str, Any]:
-    keys = ("working_set_tokens", "l1_tokens", "longest_tokens")
+    keys = ("working_set_tokens", "mean_working_set_tokens", "l1_tokens", "longest_tokens")
     sizes = {run["seed"]: {key: run[key] for key in keys} for run in runs}
     return {
         "command": shlex.join(["python", "-m", "sam.bench", "replay", *argv]),

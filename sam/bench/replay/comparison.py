@@ -77,7 +77,8 @@ class Comparison:
         sizes = self.sizes[seed]
         self.log.print(
             f"seed {seed}: {len(plan.agents)} agents, {plan.n_requests()} requests; {plan.about}; "
-            f"shape of {plan.source}; working set {sizes['working_set_tokens']:,} tokens, "
+            f"shape of {plan.source}; working set {sizes['working_set_tokens']:,} tokens at its "
+            f"peak, {sizes['mean_working_set_tokens']:,} on average, "
             f"L1 {sizes['l1_tokens']:,}, L2 x {self.args.l2:g}; to run: "
             + (", ".join(arm.name for arm in missing) or "nothing, all are in the state file")
         )
@@ -92,6 +93,7 @@ class Comparison:
         self._refuse_chunks(line)
         return {
             "working_set_tokens": line.working_set_tokens,
+            "mean_working_set_tokens": line.mean_working_set_tokens,
             "l1_tokens": l1,
             "longest_tokens": line.longest_tokens,
             "mean_prompt_tokens": line.mean_prompt_tokens,
@@ -132,6 +134,7 @@ class Comparison:
             "about": arm.about,
             "hints": str(arm.hints),
             "schedule_policy": arm.schedule_policy,
+            "write_policy": arm.write_policy,
             "code": code_version(),
             "started": datetime.now(UTC).isoformat(timespec="seconds"),
             "load_average": round(os.getloadavg()[0], 2),

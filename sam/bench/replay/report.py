@@ -14,7 +14,7 @@ from rich.table import Table
 
 from sam.bench.replay import stats
 
-BASELINES = ("stock", "stock-lpm", "stock-spf", "stock-session")
+BASELINES = ("stock", "stock-lpm", "stock-spf", "stock-spf-wb", "stock-session")
 # by workload: against, metric, at least, at most (ratios)
 _SWARM = (
     ("stock-lpm", "ttft_mean", None, 0.5),
@@ -84,6 +84,7 @@ def summarize(runs: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
         "about": first["about"],
         "tree_core": first.get("tree_core", "unknown"),
         "schedule_policy": first["schedule_policy"],
+        "write_policy": first["write_policy"],
         "hints": first["hints"],
         "seeds": sorted(runs),
         "requests": len(rows),
@@ -169,6 +170,7 @@ ROWS = (
     ("seeds", lambda a: str(len(a["seeds"]))),
     ("tree core", lambda a: _CORES.get(a["tree_core"], a["tree_core"])),
     ("scheduler policy", lambda a: a["schedule_policy"]),
+    ("host copies", lambda a: a["write_policy"]),
     ("requests", lambda a: f"{a['requests']:,}"),
     ("hit rate", lambda a: f"{a['hit_rate']:.3f}"),
     ("  device / host", lambda a: _tiers(a, "device", "host")),

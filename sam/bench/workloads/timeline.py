@@ -20,11 +20,13 @@ _TEMPLATE_TOKENS = 5  # markup of one message
 @dataclass
 class Timeline:
     """`times[session, turn]`: (start, end) of the request. `contexts`: (time, session, tokens
-    of its own from then on); `working_set_tokens`: the most that all had at once."""
+    of its own from then on); `working_set_tokens`: the most that all had at once, and
+    `mean_working_set_tokens` what they had on average over time."""
 
     times: dict[tuple[str, int], tuple[float, float]] = field(default_factory=dict)
     contexts: list[tuple[float, str, int]] = field(default_factory=list)
     working_set_tokens: int = 0
+    mean_working_set_tokens: int = 0
     longest_tokens: int = 0
     prompt_tokens: int = 0
     n_turns: int = 0
@@ -47,12 +49,21 @@ def timeline_of(plan: Plan, count) -> Timeline:
     walker = _Walker(plan, line, count)
     for start_s, root in plan.users:
         walker.run(root, 0, len(plan.agents[root].turns), start_s)
-    own: dict[str, int] = {}
-    for _, session_id, tokens in sorted(line.contexts):
-        own[session_id] = tokens
-        total = sum(own.values()) + plan.shared_tokens
-        line.working_set_tokens = max(line.working_set_tokens, total)
+    _measure_working_set(line, plan.shared_tokens)
     return line
+
+
+def _measure_working_set(line: Timeline, shared_tokens: int) -> None:
+    own: dict[str, int] = {}
+    changes = sorted(line.contexts)
+    token_s, total, since_s = 0.0, 0, changes[0][0]
+    for at_s, session_id, tokens in changes:
+        token_s += total * (at_s - since_s)
+        own[session_id] = tokens
+        total, since_s = sum(own.values()) + shared_tokens, at_s
+        line.working_set_tokens = max(line.working_set_tokens, total)
+    span_s = since_s - changes[0][0]
+    line.mean_working_set_tokens = round(token_s / span_s) if span_s else total
 
 
 def expected_idle_s(plan: Plan, line: Timeline, session_id: str, turn: int) -> float | None:
