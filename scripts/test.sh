@@ -26,6 +26,10 @@ SAM_PYTHON="$python" scripts/apply_patches.sh apply
 "$python" scripts/lint_patches.py
 
 skips() { echo "test.sh: without $1 (see above); what needs it is skipped" >&2; }
+if [[ $mode != client ]]; then
+  "$python" -m pip install --quiet --disable-pip-version-check --no-input --no-deps \
+    -r requirements/sim-check.txt || skips kvcache-simulator
+fi
 if [[ $mode = ci || $mode = full ]]; then
   SAM_PYTHON="$python" scripts/pool.sh install || skips Mooncake
   SAM_PYTHON="$python" scripts/pool.sh router || skips "a router"

@@ -1,7 +1,7 @@
 """The simulator against PyPI `kvcache-simulator`, on traces in its format.
 
 Another code, another author: LRU, the clairvoyant bound and the ceiling must agree within
-0.3 points of hit rate. Skipped where the package is absent (requirements/sim-check.txt).
+0.3 points of hit rate. scripts/test.sh installs the package; skipped where it is absent.
 """
 
 import gzip
@@ -45,7 +45,7 @@ def random_records(seed, n=3_000):
         yield {"hash_ids": blocks, "input_length": length, "block_size": BLOCK}
 
 
-def real_records(n_sessions=24, concurrent=8):
+def real_records(n_sessions=12, concurrent=6):
     """Prompts of real sessions, interleaved as in a closed loop, as block hashes."""
     lines = gzip.open(REAL, "rt").readlines()[:n_sessions]
     trace = traces.sessions.read(((i, json.loads(x)) for i, x in enumerate(lines, 1)), "slice")
@@ -87,7 +87,7 @@ def test_random_prompts(capacity, tmp_path):
 
 
 @pytest.mark.skipif(not REAL.is_file(), reason=f"no {REAL} (set SAM_SHARED)")
-@pytest.mark.parametrize("capacity", [3_000, 8_000])
-def test_real_sessions(capacity, tmp_path):
-    ours, theirs = both(real_records(), capacity, tmp_path)
+def test_real_sessions(tmp_path):
+    ours, theirs = both(real_records(), 3_000, tmp_path)
+    assert ours[0] < ours[1] - 0.01, "a capacity at which the order does not matter tells nothing"
     assert ours == pytest.approx(theirs, abs=WITHIN)
