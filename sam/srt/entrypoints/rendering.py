@@ -7,6 +7,7 @@ handler it was given. Runs on a worker thread.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Sequence
 from typing import Any
@@ -18,6 +19,7 @@ from sglang.srt.entrypoints.openai.protocol import (
 )
 
 from sam.core.ranges import Unrenderable
+from sam.srt.entrypoints.segments import Delegate, SegmentEncoder, SplitTokenizer
 
 _MARKS = ("#~#", "~#~")
 _FILLER = "Go on."
@@ -37,8 +39,13 @@ class ChatWindow:
     ) -> None:
         # The handler keeps what it learned about the last conversation that it rendered.
         self._handler = copy.copy(handler)
+        manager = handler.tokenizer_manager
+        self._encoder = SegmentEncoder(manager.tokenizer)
+        tokenizer = SplitTokenizer(self._encoder, manager.tokenizer)
+        self._handler.tokenizer_manager = Delegate(manager, tokenizer=tokenizer)
         self._request = request.model_copy(update={"agent_hint": None, "kv_hints": None})
         self._tokens = tokens
+        self._is_split = False
         self._namespace: dict[str, str] | None = None
 
     @property
@@ -48,12 +55,21 @@ class ChatWindow:
             self._namespace = self._namespace_of(self._request)
         return self._namespace
 
+    @property
+    def n_tokenised_chars(self) -> int:
+        """Characters that were tokenised so far; parts of the window that came with its tokens,
+        and parts that come again, are not."""
+        return self._encoder.n_chars
+
     def full(self) -> list[int]:
         if self._tokens is None:
             refused = self._handler._validate_request(self._request)
             if refused:
                 raise Unrenderable(refused)
             self._tokens = self._render(self._request)
+            self._is_split = True
+        if not self._is_split:
+            self._split(self._tokens)
         return self._tokens
 
     def messages_before(self, number: int) -> list[int]:
@@ -91,6 +107,16 @@ class ChatWindow:
             list(tokens), skip_special_tokens=True
         )
         return not text.strip()
+
+    def _split(self, tokens: list[int]) -> None:
+        """Render the window to learn what its tokens are the tokens of."""
+        self._is_split = True
+        if not self._encoder.is_usable:
+            return
+        self._encoder.give(tokens)
+        with contextlib.suppress(Unrenderable):
+            self._render(self._request)
+        self._encoder.give(None)
 
     def _as_prompted(self) -> list[Any]:
         """The messages as inference takes them: an answer at the end is shown as the user's.
