@@ -123,7 +123,6 @@ class Session:
         self.parent_id = parent_id
         self._owner = owner
         self._lock = threading.Lock()
-        self._answered_at: float | None = None
         self._waits: dict[object, float | None] = {}
         self._told_until = -math.inf
         self._prefetch: Job | None = None
@@ -137,18 +136,14 @@ class Session:
         """`chat.completions.create` as part of this session; returns what the client returns,
         a stream too. `expected_idle_s`: when the caller knows already how long it will wait."""
         kwargs = self._begin(kwargs, expected_idle_s)
-        answer = self._owner._create(**kwargs)
-        self._end_of_answer(kwargs)
-        return answer
+        return self._owner._create(**kwargs)
 
     async def acreate(self, *, expected_idle_s: float | None = None, **kwargs: Any) -> Any:
         """The same for an asynchronous client."""
         if isinstance(self._owner._sender, LoopSender):
             self._owner._sender.note_loop()
         kwargs = self._begin(kwargs, expected_idle_s)
-        answer = await self._owner._create(**kwargs)
-        self._end_of_answer(kwargs)
-        return answer
+        return await self._owner._create(**kwargs)
 
     def tool(self, name: str, *, expected_s: float | None = None) -> ToolWait:
         """Around a tool's run, `with` or `async with`: learns how long this tool takes, and tells
@@ -202,18 +197,11 @@ class Session:
         self._stop_waiting()
         with self._lock:
             self._is_over = False
-            self._answered_at = None
         if kwargs.get("model"):
             self._owner._model = kwargs["model"]
         idle_s = self._owner._seconds(expected_idle_s)
         hint = agent_hint(self.id, self.parent_id, expected_idle_s=idle_s)
         return with_hint(kwargs, hint)
-
-    def _end_of_answer(self, kwargs: dict[str, Any]) -> None:
-        """Of a stream only the caller sees the end: then a wait counts from its own start."""
-        if not kwargs.get("stream"):
-            with self._lock:
-                self._answered_at = time.monotonic()
 
     def _edit(self, kind: str, subtree: bool) -> None:
         parent = self.id if subtree else self.parent_id
@@ -247,14 +235,13 @@ class Session:
             ):
                 return
             self._told_until = -math.inf if until is None else until
-            since = now if self._answered_at is None else self._answered_at
             rearm, self._prefetch = self._prefetch, None
         is_down = rearm is not None and rearm.when > now
         if rearm is not None:
             rearm.cancel()
         is_long = until is None or until - now >= timing.offload_after_s
         edits = ["offload"] if is_long else []
-        idle_s = None if until is None else until - since
+        idle_s = None if until is None else until - now
         self._owner._manage(self.id, self._hint(edits, idle_s))
         if until is not None and (is_long or is_down):
             delay_s = until - now - timing.lead_s

@@ -216,6 +216,18 @@ def test_the_same_tool_again_is_not_told_again(server, client):
     assert told(server) == [("offload", 60)]
 
 
+def test_what_has_passed_since_the_answer_is_no_part_of_the_wait(server, client):
+    """The server counts from the arrival of the request."""
+    sam = sessions(client)
+    session = sam.session("s")
+    session.create(**ASK)
+    time.sleep(0.3)
+    session.idle(4)
+    assert sam.flush()
+    ((_, _, idle_s),) = server.managed()
+    assert 0.0 < idle_s <= 4.0
+
+
 def test_idle_with_and_without_a_guess(server, client):
     sam = sessions(client)
     sam.session("a").idle()
