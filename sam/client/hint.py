@@ -56,9 +56,12 @@ def with_hint(kwargs: Mapping[str, Any], hint: Mapping[str, Any]) -> dict[str, A
     """`kwargs` of a `create` call with the hint in `extra_body`; nothing passed in is changed.
 
     Where the caller has an `agent_hint` of its own, its keys win; the rest is filled in. One that
-    is no object is left as it is.
+    is no object is left as it is, and so is an `extra_body` that is none.
     """
-    body = dict(kwargs.get("extra_body") or {})
+    given = kwargs.get("extra_body") or {}
+    if not isinstance(given, Mapping):
+        return dict(kwargs)
+    body = dict(given)
     own = body.get("agent_hint")
     if own is None:
         body["agent_hint"] = dict(hint)

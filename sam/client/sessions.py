@@ -83,12 +83,17 @@ class AgentSessions:
         return session
 
     def flush(self, timeout_s: float = 5.0) -> bool:
-        """Wait for the management requests asked for so far (synchronous client)."""
+        """Wait for the management requests asked for so far (synchronous client). Raises TypeError
+        for an asynchronous one."""
+        if isinstance(self._sender, LoopSender):
+            raise TypeError("an asynchronous client: await aflush()")
         return self._sender.flush(timeout_s)
 
     async def aflush(self, timeout_s: float = 5.0) -> bool:
-        """Wait for the management requests asked for so far (asynchronous client)."""
-        return await self._sender.flush(timeout_s)
+        """The same beside an event loop, for either client."""
+        if isinstance(self._sender, LoopSender):
+            return await self._sender.flush(timeout_s)
+        return await asyncio.to_thread(self._sender.flush, timeout_s)
 
     def _seconds(self, value: object) -> float | None:
         """What the agent expects, where it can be used."""
@@ -139,11 +144,13 @@ class Session:
         return self._owner._create(**kwargs)
 
     async def acreate(self, *, expected_idle_s: float | None = None, **kwargs: Any) -> Any:
-        """The same for an asynchronous client."""
+        """The same for an asynchronous client. A synchronous one answers, too, but holds the
+        loop."""
         if isinstance(self._owner._sender, LoopSender):
             self._owner._sender.note_loop()
         kwargs = self._begin(kwargs, expected_idle_s)
-        return await self._owner._create(**kwargs)
+        answer = self._owner._create(**kwargs)
+        return await answer if inspect.isawaitable(answer) else answer
 
     def tool(self, name: str, *, expected_s: float | None = None) -> ToolWait:
         """Around a tool's run, `with` or `async with`: learns how long this tool takes, and tells

@@ -4,9 +4,10 @@ import asyncio
 import math
 
 import pytest
-from openai import AsyncOpenAI
+from openai import AsyncOpenAI, OpenAI
 
 from sam.client import AgentSessions, Timing, ToolTimes
+from sam.client.hint import with_hint
 from sam.client.sender import MAX_WAITING
 from sam.core.hints import parse_agent_hint
 from tests.unit.client_endpoint import endpoint
@@ -142,3 +143,30 @@ def test_hints_do_not_pile_up_before_a_server_that_is_too_slow(server):
         assert sam.stats.dropped == 50
 
     run(server, work)
+
+
+def test_a_client_of_the_other_kind(server):
+    """Mixing the two up costs no answer, and what cannot work says so."""
+
+    async def blocking():
+        with OpenAI(base_url=server.url, api_key="k", max_retries=0) as client:
+            sam = AgentSessions(client)
+            async with sam.session("s") as session:
+                answer = await session.acreate(**ASK)
+                session.offload()
+            assert await sam.aflush()
+            return answer
+
+    async def work(sam):
+        answer = await sam.session("t").create(**ASK)
+        assert answer.choices[0].message.content == "hello"
+        with pytest.raises(TypeError, match="aflush"):
+            sam.flush()
+
+    assert asyncio.run(blocking()).choices[0].message.content == "hello"
+    assert server.managed() == [("s", "offload", None), ("s", "evict", None)]
+    run(server, work)
+
+
+def test_an_extra_body_that_is_no_object_is_the_client_s_own_affair():
+    assert with_hint({"extra_body": [1]}, {"session_id": "s"}) == {"extra_body": [1]}
