@@ -150,6 +150,11 @@ def _show(
     return report
 
 
+def _source(args: argparse.Namespace) -> str:
+    found = args.trace or args.traces
+    return Path(found).name if found else "made-up shapes (no trace files here)"
+
+
 def _about(args: argparse.Namespace, argv: list[str], runs: list[dict[str, Any]]) -> dict[str, Any]:
     keys = ("working_set_tokens", "mean_working_set_tokens", "l1_tokens", "longest_tokens")
     sizes = {run["seed"]: {key: run[key] for key in keys} for run in runs}
@@ -159,7 +164,7 @@ def _about(args: argparse.Namespace, argv: list[str], runs: list[dict[str, Any]]
         "machine": f"{describe_machine()}; SGLang {version('sglang')}",
         "date": datetime.now(UTC).date().isoformat(),
         "scale": spec_of(args, 0).about().rsplit(", seed", 1)[0],
-        "source": args.trace or str(args.traces or "made-up shapes (no trace files here)"),
+        "source": _source(args),
         "sizes": {f"seed {seed}": found for seed, found in sorted(sizes.items())},
         "note": "CPU, random-weight model. Times depend on the machine and its load; token counts "
         "move little.",
