@@ -79,7 +79,7 @@ def test_the_sender_outlives_any_expectation(server, sam, died, expected_s):
     assert died == []
     assert server.managed()[-1] == ("later", "evict", None)
     is_day = expected_s in (1e10, 1e300)
-    told = [(s, edits, idle and round(idle)) for s, edits, idle in server.managed()[:-1]]
+    told = [(s, edits, idle and round(idle, -2)) for s, edits, idle in server.managed()[:-1]]
     day = [("t", "offload", 86_400), ("i", "offload", 86_400)]
     assert told == (day if is_day else [("i", "offload", None)])
     assert sam.stats.ignored == (0 if is_day else 2)
@@ -107,10 +107,10 @@ def test_odd_values_are_counted_and_logged_once(server, sam, caplog):
 
 
 def test_a_tool_without_a_usable_name_is_announced_where_its_time_is_known(server, sam):
-    with sam.session("s").tool(["n"], expected_s=2):
+    with sam.session("s").tool(["n"], expected_s=200):
         pass
     assert sam.flush()
-    assert [(s, round(idle)) for s, _, idle in server.managed()] == [("s", 2)]
+    assert [(s, round(idle, -2)) for s, _, idle in server.managed()] == [("s", 200)]
 
 
 def test_estimates_that_fail_do_not_reach_the_agent(server, sam):
