@@ -29,6 +29,7 @@ export class Feed {
   startOver(epoch) {
     this.epoch = epoch;
     this.version = 0;
+    this.since = 0; // the version that was the newest when these rows began
     this.nextEvent = 0;
     this.rows = new Map();
     this.shape = 0; // counts changes of the rows
@@ -104,8 +105,8 @@ export class Feed {
 
   async look() {
     const last = this.series.length ? this.series[this.series.length - 1].t : 0;
-    const ask = { epoch: this.epoch, version: this.version, event: this.nextEvent,
-      bucket_s: last };
+    const ask = { epoch: this.epoch, version: this.version, since: this.since,
+      event: this.nextEvent, bucket_s: last };
     const watched = this.watched;
     if (watched) [ask.tenant, ask.session_id] = watched;
     const news = await this.fetch(`api/live?${new URLSearchParams(ask)}`);
@@ -115,10 +116,12 @@ export class Feed {
   }
 
   take(news, watched) {
+    if (news.afresh) this.rows.clear();
     for (const [tenant, id] of news.gone) this.rows.delete(keyOf(tenant, id));
     for (const record of news.sessions) this.rows.set(keyOf(record.tenant, record.id), record);
-    if (news.sessions.length || news.gone.length) this.shape += 1;
+    if (news.afresh || news.sessions.length || news.gone.length) this.shape += 1;
     this.version = news.version;
+    this.since = news.since;
     if (news.next_event > this.nextEvent) {
       for (const event of news.events) {
         event.n = this.nEvents;

@@ -52,12 +52,13 @@ class Scheduler:
 class Viewer:
     def __init__(self, feed):
         self.feed, self.epoch, self.version, self.event = feed, "", 0, 0
-        self.known = {}
+        self.known, self.since = {}, 0
 
     async def look(self, watch=None):
-        news = await self.feed.look(self.epoch, self.version, self.event, 0.0, watch)
-        if news["epoch"] != self.epoch:
+        news = await self.feed.look(self.epoch, self.version, self.event, 0.0, watch, self.since)
+        if news["epoch"] != self.epoch or news["afresh"]:
             self.known = {}
+        self.since = news["since"]
         self.epoch, self.version = news["epoch"], news["version"]
         self.event = news["next_event"]
         for row in json.loads(msgspec.json.encode(news["sessions"])):
@@ -235,6 +236,65 @@ def test_the_last_bucket_is_replaced_not_repeated(rig):
     assert scheduler.asked[1]["bucket_s"] == 5.0
 
 
+def drop(scheduler, *names):
+    scheduler.gone = list(names)
+    for name in names:
+        del scheduler.sessions[name]
+
+
+def test_who_looked_long_ago_starts_afresh(rig, monkeypatch):
+    scheduler, feed, later = rig
+    monkeypatch.setattr(page_feed, "MAX_ROWS", 4)
+
+    async def watch():
+        asleep, awake = Viewer(feed), Viewer(feed)
+        scheduler.record("old")
+        scheduler.record("kept")
+        await asleep.look()
+        for step in range(6):
+            later()
+            scheduler.record(f"s{step}")
+            await awake.look()
+            later()
+            drop(scheduler, f"s{step}", *(["old"] if step == 0 else []))
+            assert not (await awake.look())["afresh"]
+        assert set(asleep.known) == {"old", "kept"}
+        assert (await asleep.look())["afresh"] and set(asleep.known) == {"kept"}
+        assert not (await asleep.look())["afresh"]
+
+    asyncio.run(watch())
+
+
+def test_starting_afresh_ends_where_rows_come_in_parts(rig, monkeypatch):
+    """The oldest rows changed long before what was forgotten; the first part ends there."""
+    scheduler, feed, later = rig
+    monkeypatch.setattr(page_feed, "MAX_ROWS", 8)
+    monkeypatch.setattr(page_feed, "ROWS_PER_REPLY", 2)
+    for i in range(5):
+        scheduler.record(f"kept{i}")
+
+    async def watch():
+        await Viewer(feed).look()
+        for step in range(20):
+            scheduler.gone = []
+            scheduler.record(f"s{step}")
+            later()
+            await Viewer(feed).look()
+            drop(scheduler, f"s{step}")
+            later()
+            await Viewer(feed).look()
+        viewer = Viewer(feed)
+        answers = [await viewer.look()]
+        drop(scheduler, "kept0")
+        later()
+        while answers[-1]["more"]:
+            answers.append(await viewer.look())
+        assert [news["afresh"] for news in answers] == [True, False, False]
+        assert set(viewer.known) == {f"kept{i}" for i in range(1, 5)}
+
+    asyncio.run(watch())
+
+
 def test_a_session_that_came_back_is_no_longer_gone(rig):
     scheduler, feed, later = rig
 
@@ -309,7 +369,10 @@ def test_the_browser_keeps_what_is_both_gone_and_there():
     const feed = new Feed(() => {});
     feed.take({ sessions: [{ tenant: "t", id: "s" }], gone: [["t", "s"], ["t", "u"]],
       events: [], series: [], version: 3, next_event: 0 }, null);
-    console.log(JSON.stringify([...feed.rows.values()]));
+    const first = [...feed.rows.values()];
+    feed.take({ sessions: [{ tenant: "t", id: "v" }], gone: [], afresh: true, since: 9,
+      events: [], series: [], version: 8, next_event: 0 }, null);
+    console.log(JSON.stringify([first, [...feed.rows.values()], feed.since]));
     """
     done = subprocess.run(
         ["node", "--input-type=module", "-"],
@@ -318,4 +381,6 @@ def test_the_browser_keeps_what_is_both_gone_and_there():
         text=True,
         check=True,
     )
-    assert json.loads(done.stdout) == [{"tenant": "t", "id": "s"}]
+    first, afresh, since = json.loads(done.stdout)
+    assert (first, afresh) == ([{"tenant": "t", "id": "s"}], [{"tenant": "t", "id": "v"}])
+    assert since == 9

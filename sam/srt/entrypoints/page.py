@@ -59,13 +59,14 @@ def _install_live(app: Any, ingress: AgentHintIngress, feed: PageFeed) -> None:
         bucket_s: float = 0.0,
         tenant: str | None = None,
         session_id: str | None = None,
+        since: int = 0,
     ) -> Response:
         """What changed since the viewer's last look, and the story of one session."""
         if _is_from_elsewhere(request):
             return _error(403, "the page reads this, no other site")
         key = None if tenant is None or session_id is None else (tenant, session_id)
         try:
-            news = await feed.look(epoch, version, event, bucket_s, key)
+            news = await feed.look(epoch, version, event, bucket_s, key, since)
         except TimeoutError:
             return _error(503, feed.problem or "the scheduler is busy")
         news["control"] = ingress.config.allow_control

@@ -73,7 +73,9 @@ class PageFeed:
         self.epoch = epoch
         self.version = 0
         self._rows: OrderedDict[Key, _Row] = OrderedDict()
-        self._gone: deque[tuple[int, Key]] = deque(maxlen=MAX_ROWS)
+        self._gone: deque[tuple[int, Key]] = deque()
+        self._forgotten = 0
+        """The number of the newest change that took a row away and is no longer in `_gone`."""
         self._events: deque[tuple[int, dict[str, Any]]] = deque(maxlen=MAX_EVENTS)
         self._series: deque[dict[str, float]] = deque(maxlen=MAX_BUCKETS)
         self._stories: dict[Key, list[dict[str, Any]]] = {}
@@ -89,21 +91,33 @@ class PageFeed:
         return key in self._rows
 
     async def look(
-        self, epoch: str, version: int, event: int, bucket_s: float, watch: Key | None
+        self,
+        epoch: str,
+        version: int,
+        event: int,
+        bucket_s: float,
+        watch: Key | None,
+        since: int = 0,
     ) -> dict[str, Any]:
         """News for one viewer, who gives back what the last answer called `epoch`, `version`,
-        `next_event` and `bucket_s`. Raises TimeoutError if nothing is known yet."""
+        `since`, `next_event` and `bucket_s`; where the answer is `afresh`, the viewer's rows are
+        void. Raises TimeoutError if nothing is known yet."""
         if watch is not None:
             self._watch(watch)
         await self._refresh()
         if self._summary is None:
             raise TimeoutError
         if epoch != self.epoch:
-            version, event, bucket_s = 0, 0, 0.0
+            version, since, event, bucket_s = 0, 0, 0, 0.0
+        afresh = max(version, since) < self._forgotten or not version
+        if afresh:
+            version, since = 0, self.version
         rows, gone, latest = self._changes_since(version)
         events = [(n, e) for n, e in self._events if n >= event][-FIRST_EVENTS:]
         return {
             "epoch": self.epoch,
+            "afresh": afresh,
+            "since": since,
             "version": latest,
             "more": latest < self.version,
             "now_s": self._now_s,
@@ -191,9 +205,7 @@ class PageFeed:
             self._series.append(bucket)
         stories = {tuple(each["key"]): each["events"] for each in report["stories"]}
         self._stories = {
-            key: events
-            for key, events in (self._stories | stories).items()
-            if key in self._watched
+            key: events for key, events in (self._stories | stories).items() if key in self._watched
         }
         self._cursor = {
             "seq": report["seq"],
@@ -225,6 +237,8 @@ class PageFeed:
         if self._rows.pop(key, None) is not None:
             self.version += 1
             self._gone.append((self.version, key))
+            if len(self._gone) > MAX_ROWS:
+                self._forgotten, _ = self._gone.popleft()
 
     def _end_lap(self) -> None:
         """The sweep has been at every session: what it missed twice is no more."""
