@@ -116,9 +116,14 @@ class LeafOrder(ABC):
     def holds(self, node: Any) -> bool:
         """Whether the node is queued."""
 
-    @abstractmethod
     def offer(self, node: Any) -> None:
         """Queue the node, or move it to where it belongs by now, if it is a leaf."""
+        if self.view.is_leaf(node):
+            self.offer_leaf(node)
+
+    @abstractmethod
+    def offer_leaf(self, node: Any) -> None:
+        """`offer` of what is known to be a leaf."""
 
     @abstractmethod
     def offer_new(self, node_id: int, when: Any) -> None:

@@ -9,7 +9,8 @@ order by expected return until they are late, then by age; the moment when one b
 late is a timer. Unowned leaves order by last access. So within each shelf the order never
 changes, and the largest key is that of one of the heads at the time asked for. A leaf of
 several users is entered under any of them, whose key is no smaller than the leaf's, and is
-put under the right one when it reaches a head.
+put under the right one when it reaches a head. Nor does a leaf move when its session is
+queued, runs or rests again: that only postpones it.
 """
 
 from __future__ import annotations
@@ -74,11 +75,13 @@ class _IdleBand:
 
 
 class _Filed(msgspec.Struct, eq=False, gc=False):
-    """Where an owned leaf waits: under whose key, on which shelf, with a copy below or not."""
+    """Where an owned leaf waits: under whose key, on which shelf, with a copy below or not.
+    `standing`: the user's, when the leaf was entered."""
 
     user: User
     shelf: Any
     backed: bool
+    standing: Standing
 
 
 class NextUseLeaves(LeafOrder):
@@ -92,6 +95,8 @@ class NextUseLeaves(LeafOrder):
     def __init__(self, view: LeafView, plain_gap_s: float = DEFAULT_PLAIN_GAP_S) -> None:
         super().__init__(view)
         self.plain_gap_s = plain_gap_s
+        self._nodes, self._is_leaf = view.nodes, view.is_leaf
+        self._users_of, self._when_of, self._backed_of = view.users_of, view.when_of, view.backed_of
         self._ended, self._superseded = Shelf(), Shelf()
         self._offloaded, self._idle = _IdleBand(), _IdleBand()
         self._queued, self._running = Shelf(), Shelf()
@@ -110,23 +115,20 @@ class NextUseLeaves(LeafOrder):
 
     # -- filing -------------------------------------------------------------------
 
-    def offer(self, node: Any) -> None:
-        view, node_id = self.view, node.id
-        if not view.is_leaf(node):
-            return
-        users, when = view.users_of(node), view.when_of(node)
+    def offer_leaf(self, node: Any) -> None:
+        node_id, users, when = node.id, self._users_of(node), self._when_of(node)
+        filed = self._filed.get(node_id)
         if not users:
-            if node_id in self._filed:
+            if filed is not None:
                 self._unfile(node_id)
             self._plain.put(node_id, when)
             return
-        filed = self._filed.get(node_id)
         if filed is None:
             self._plain.discard(node_id)
             self._file(node, self._users[next(reversed(users))])
         elif filed.user.name not in users:
             self._file(node, self._users[next(reversed(users))])
-        elif filed.backed != view.backed_of(node) or filed.shelf.entries[node_id][1] > when:
+        elif filed.backed != self._backed_of(node) or filed.shelf.entries[node_id][1] > when:
             self._file(node, filed.user)
         self._owned.put(node_id, when)
 
@@ -155,11 +157,12 @@ class NextUseLeaves(LeafOrder):
 
     def _file(self, node: Any, user: User) -> None:
         """Enter an owned leaf under the user's key, instead of where it is."""
-        node_id, when, backed = node.id, self.view.when_of(node), self.view.backed_of(node)
-        shelf, key = self._place(user.standing, backed)
+        node_id, when, backed = node.id, self._when_of(node), self._backed_of(node)
+        standing = user.standing
+        shelf, key = self._place(standing, backed)
         filed = self._filed.get(node_id)
         if filed is None:
-            self._filed[node_id] = _Filed(user, shelf, backed)
+            self._filed[node_id] = _Filed(user, shelf, backed, standing)
             user.filed[node_id] = None
         else:
             if filed.shelf is not shelf:
@@ -168,9 +171,10 @@ class NextUseLeaves(LeafOrder):
                 del filed.user.filed[node_id]
                 user.filed[node_id] = None
             filed.user, filed.shelf, filed.backed = user, shelf, backed
+            filed.standing = standing
         shelf.put((key, when, node_id))
         if shelf is self._ended:
-            self._file_as_idle(node_id, when, user.standing)
+            self._file_as_idle(node_id, when, standing)
 
     def _file_as_idle(self, node_id: int, when: Any, standing: Standing) -> None:
         """An ended session's leaf waits with the idle too, for when ends are not trusted."""
@@ -202,11 +206,24 @@ class NextUseLeaves(LeafOrder):
                 self._file(node, user)
 
     def _user_changed(self, user: User) -> None:
-        if user.filed:
-            self._refile_all(user)
         standing = user.standing
+        if user.filed and not self._only_postpones(user, standing):
+            self._refile_all(user)
         if standing.hint_s is not None and self.now_s < standing.late_at_s:
             self._set_timer(user, standing)
+
+    def _only_postpones(self, user: User, standing: Standing) -> bool:
+        """Whether no leaf of the user goes earlier by its new standing than it is entered."""
+        rank = standing.rank
+        if rank is NextUseRank.QUEUED:
+            return not self._running.entries
+        if rank is not NextUseRank.IDLE or standing.hint_s is not None:
+            return rank is NextUseRank.RUNNING
+        unhinted, key = self._idle.unhinted, standing.since_s - standing.gap_s
+        for node_id in user.filed:
+            if self._filed[node_id].shelf is not unhinted or unhinted.entries[node_id][0] > key:
+                return False
+        return True
 
     def _set_timer(self, user: User, standing: Standing) -> None:
         self._n_timers_made += 1
@@ -228,14 +245,15 @@ class NextUseLeaves(LeafOrder):
     # -- picking ------------------------------------------------------------------
 
     def first(self, now_s: float, *, even_running: bool = True) -> Any | None:
-        self._advance(now_s)
-        view = self.view
+        if now_s > self.now_s:
+            self._advance(now_s)
+        nodes, is_leaf = self._nodes, self._is_leaf
         while (entry := self._front(even_running)) is not None:
-            node = view.nodes.get(entry[2])
-            if node is None or not view.is_leaf(node):
+            node = nodes.get(entry[2])
+            if node is None or not is_leaf(node):
                 self.discard(entry[2])
             elif self._is_settled(node, entry):
-                drained, leaves_of = self._drained, view.leaves_of
+                drained, leaves_of = self._drained, self.view.leaves_of
                 if drained is None or leaves_of is None or self.use_lru:
                     return node
                 return self._drained_first(node, drained, leaves_of)
@@ -264,7 +282,7 @@ class NextUseLeaves(LeafOrder):
         best = self._offloaded.farthest(self.now_s)
         if best is _NOTHING:
             best = self._idle.farthest(self.now_s)
-            if (head := self._plain.head()) is not None:
+            if self._plain.at and (head := self._plain.head()) is not None:
                 use_in_s = self.now_s - self.view.time_of(head[0]) + self.plain_gap_s
                 best = _farther(best, (use_in_s, (0.0, *head)))
         if best is not _NOTHING:
@@ -284,19 +302,23 @@ class NextUseLeaves(LeafOrder):
 
     def _is_settled(self, node: Any, entry: Entry) -> bool:
         """Whether the entry is right; if not, the leaf is filed anew."""
-        view, node_id = self.view, node.id
-        filed, when = self._filed.get(node_id), view.when_of(node)
+        filed, when, users = self._filed.get(node.id), self._when_of(node), self._users_of(node)
         if filed is None or self.use_lru:
-            right = entry[1] == when and bool(view.users_of(node)) == (filed is not None)
+            right = entry[1] == when and bool(users) == (filed is not None)
             if not right:
-                self.offer(node)
+                self.offer_leaf(node)
             return right
-        users = view.users_of(node)
-        if filed.user.name not in users:
-            self.offer(node)
+        user = filed.user
+        if user.name not in users:
+            self.offer_leaf(node)
             return False
-        soonest = filed.user if len(users) == 1 else self._soonest(users, filed.backed)
-        if soonest is filed.user and entry[1] == when and filed.backed == view.backed_of(node):
+        soonest = user if len(users) == 1 else self._soonest(users, filed.backed)
+        if (
+            soonest is user
+            and filed.standing is user.standing
+            and entry[1] == when
+            and filed.backed == self._backed_of(node)
+        ):
             return True
         self._file(node, soonest)
         return False

@@ -63,9 +63,8 @@ class LruLeaves(_StockLeaves):
     def holds(self, node: Any) -> bool:
         return node.id in self._list.at
 
-    def offer(self, node: Any) -> None:
-        if self.view.is_leaf(node):
-            self._list.put(node.id, self.view.when_of(node))
+    def offer_leaf(self, node: Any) -> None:
+        self._list.put(node.id, self.view.when_of(node))
 
     def offer_new(self, node_id: int, when: Any) -> None:
         self._list.put(node_id, when)
@@ -102,9 +101,7 @@ class SessionRefLeaves(_StockLeaves):
     def holds(self, node: Any) -> bool:
         return node.id in self._shelf
 
-    def offer(self, node: Any) -> None:
-        if not self.view.is_leaf(node):
-            return
+    def offer_leaf(self, node: Any) -> None:
         entry = (float(self._n_open(node)), self.view.when_of(node), node.id)
         if self._shelf.get(node.id) != entry:
             self._shelf.put(entry)

@@ -42,8 +42,7 @@ class RecencyList:
             if was == when:
                 return
             self._run.pop(node_id, None)
-        self.at[node_id] = when
-        run = self._run
+        self.at[node_id], run = when, self._run
         if not run or when > self._newest:
             run[node_id] = when
             self._newest = when

@@ -46,6 +46,8 @@ USED_MEMBERS: dict[str, tuple[str, ...]] = {
         "_remove_leaf_from_parent",
         "_unregister_node",
         "_update_evictable_leaf_sets",
+        "_is_device_leaf",
+        "_is_host_leaf",
         "_delete_unbacked_device_leaf",
         "_evict_host_leaf",
         "_reclaim_full_host_duplicates",

@@ -26,6 +26,9 @@ from sam.srt.mem_cache.shadow_tree import ShadowNode, is_device_leaf
 from sam.srt.mem_cache.tree_core import DropResult, SessionTreeCore
 
 _DEEP = 4
+_NO_STEP = EvictDeviceNextNodeResult()
+"""The end of a walk; nothing is ever added to it."""
+
 _N_CHILDREN = TreePathNodeInfo.__struct_fields__.index("num_children")
 
 
@@ -78,8 +81,10 @@ class ShadowTreeCore(FollowedTreeCore):
         walk = self._walk
         if walk is None:
             return super().evict_device_next_node(component_type, tracker)
-        step, evicted_tokens, attempts = EvictDeviceNextNodeResult(), 0, 0
         before_tokens = tracker.get(component_type, 0)
+        if before_tokens >= walk.request and self.ordering:
+            return _NO_STEP
+        step, evicted_tokens, attempts = EvictDeviceNextNodeResult(), 0, 0
         walk.n_children.clear()
         while self.ordering and attempts < 3:
             try:
@@ -102,18 +107,19 @@ class ShadowTreeCore(FollowedTreeCore):
     def _give(self, node: ShadowNode, step: EvictDeviceNextNodeResult, walk: _Walk) -> bool:
         """Evict the victim, as the core may; True if the controller has to, because it
         must be written back first."""
-        step.made_progress = True
-        if walk.is_write_back and not node.backuped:
+        step.made_progress, backuped = True, node.backuped
+        if walk.is_write_back and not backuped:
             step.node_id = node.id
             return True
         self._add_evicted(self._binding.evict_device_leaf(node.id), step)
         try:
-            if node.backuped:
+            if backuped:
                 self.shadow.lose_device(node)
             else:
-                if node.parent.id in walk.n_children:
+                if walk.n_children and node.parent.id in walk.n_children:
                     walk.n_children[node.parent.id] -= 1
-                self._delete(node)
+                self.tags.on_delete(node)
+                self.shadow.delete(node)
         except Exception as error:
             walk.n_children.clear()
             self._mismatch(error)
@@ -288,13 +294,16 @@ class ShadowTreeCore(FollowedTreeCore):
             return False
         core, node_id, children = self._binding, node.id, node.children
         n_tokens = node.end - parent.end
-        state = core.validate_buffer_backup(node_id, n_tokens)
-        if state is None or state.parent_node_id != parent.id:
-            return False
-        n_children = None if known is None else known.get(node_id)
-        if n_children is None:
+        if known and node_id in known:
+            state = core.validate_buffer_backup(node_id, n_tokens)
+            if state is None or state.parent_node_id != parent.id:
+                return False
+            n_children = known[node_id]
+        else:
             path = core.collect_path_info([node_id])[0]
-            n_children = path[-1][_N_CHILDREN]
+            _, parent_id, start, end, value_len, n_children = path[-1]
+            if (parent_id, start, end, value_len) != (parent.id, parent.end, node.end, n_tokens):
+                return False
             if known is not None and len(path) > _DEEP:
                 known.update((info[0], info[_N_CHILDREN]) for info in path)
         return (

@@ -110,7 +110,9 @@ class ShadowTree:
         """A new leaf, on host if `host`, else on device."""
         assert node_id not in self.nodes and n_tokens > 0
         node = self.nodes[node_id] = ShadowNode(node_id, parent, parent.end + n_tokens)
-        self.adopt(parent, node)
+        if parent.children is _NO_CHILDREN:
+            parent.children = {}
+        parent.children[node_id] = node
         self.clock = node.lat = self.clock + 1
         if host:
             node.backuped = True
@@ -149,9 +151,8 @@ class ShadowTree:
 
     def delete(self, node: ShadowNode) -> None:
         """A childless node is gone from all tiers."""
-        parent = node.parent
+        parent, node_id = node.parent, node.id
         assert parent is not None and not node.children and not node.below
-        node_id = node.id
         if node.device:
             node.device = False
             parent.n_device -= 1
@@ -159,10 +160,12 @@ class ShadowTree:
             self.device_leaves.discard(node_id)
         else:
             self.host_leaves.discard(node_id)
-        self.duplicates.pop(node_id, None)
+        if self.duplicates:
+            self.duplicates.pop(node_id, None)
         del parent.children[node_id]
         del self.nodes[node_id]
-        self.offer(parent)
+        if not parent.n_device:
+            self.offer(parent)
 
     # -- tiers --------------------------------------------------------------------
 
@@ -245,10 +248,12 @@ class ShadowTree:
         """The users of the node and of what is above it may have changed."""
         if self.nodes.get(node.id) is not node:
             return
-        self.offer(node)
-        while not node.device:
-            node = node.parent
-        self.device_leaves.offer(node)
+        if not node.device:
+            self.host_leaves.offer(node)
+            while not node.device:
+                node = node.parent
+        if not node.n_device and not node.below:
+            self.device_leaves.offer(node)
 
     # -- locks --------------------------------------------------------------------
 
@@ -265,7 +270,7 @@ class ShadowTree:
         while not node.device:
             node = node.parent
             node.below -= 1
-        if not node.below:
+        if not node.below and not node.n_device:
             self.device_leaves.offer(node)
         if not first.device and not first.below:
             self.host_leaves.offer(first)

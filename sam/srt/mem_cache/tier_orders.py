@@ -32,8 +32,6 @@ class TierOrders:
     """
 
     is_stored: Callable[[int], bool] = staticmethod(_nothing_is_stored)
-    on_victim: Callable[[str, LeafOrder, Any], None] | None = None
-    """Called with tier, its order and each leaf that is chosen to go; it must not raise."""
 
     def __init__(
         self,
@@ -49,6 +47,7 @@ class TierOrders:
         self._leaf_tests = (is_device_leaf, is_host_leaf)
         self._when_of = attrgetter(when)
         self._trust_ends, self._use_lru = True, False
+        self._on_victim: Callable[[str, LeafOrder, Any], None] | None = None
         self.bind({})
 
     def bind(self, nodes: Mapping[int, Any]) -> None:
@@ -60,10 +59,20 @@ class TierOrders:
         self.host = self._create(nodes, is_host_leaf, lambda node: self.is_stored(node.id))
         self._each("trust_ends", self._trust_ends)
         self._each("use_lru", self._use_lru)
-        self.device.on_victim = partial(self._chosen, "device", self.device)
-        self.host.on_victim = partial(self._chosen, "host", self.host)
+        self.on_victim = self._on_victim
         for name, standing in users:
             self.set_user(name, standing)
+
+    @property
+    def on_victim(self) -> Callable[[str, LeafOrder, Any], None] | None:
+        """Called with tier, its order and each leaf that is chosen to go; it must not raise."""
+        return self._on_victim
+
+    @on_victim.setter
+    def on_victim(self, call: Callable[[str, LeafOrder, Any], None] | None) -> None:
+        self._on_victim = call
+        for tier, order in (("device", self.device), ("host", self.host)):
+            order.on_victim = None if call is None else partial(call, tier, order)
 
     def use_policy(self, policy: str) -> None:
         """Choose the policy. Raises ValueError naming the choices."""
@@ -109,10 +118,6 @@ class TierOrders:
         self._each("use_lru", use)
 
     # -- inside -------------------------------------------------------------------
-
-    def _chosen(self, tier: str, order: LeafOrder, node: Any) -> None:
-        if self.on_victim is not None:
-            self.on_victim(tier, order, node)
 
     def _each(self, name: str, value: bool) -> None:
         setattr(self.device, name, value)

@@ -84,11 +84,28 @@ class SessionTreeCore(UnifiedTreeCore):
         self.orders.host.discard(node.id)
 
     def _update_evictable_leaf_sets(self, node) -> None:
-        super()._update_evictable_leaf_sets(node)
-        if node in self.evictable_device_leaves:
+        """The core's two sets; a leaf is offered to the order of its tier. With one component
+        a node is a leaf of one tier at most, and asked once for what it holds."""
+        if len(self.components) > 1:
+            super()._update_evictable_leaf_sets(node)
             self.orders.device.offer(node)
-        elif node in self.evictable_host_leaves:
             self.orders.host.offer(node)
+            return
+        data = node.component_data[BASE_COMPONENT_TYPE]
+        if data.value is not None:
+            self.evictable_host_leaves.discard(node)
+            if not data.lock_ref and node.parent is not None and not _has_device_child(node):
+                self.evictable_device_leaves.add(node)
+                self.orders.device.offer_leaf(node)
+            else:
+                self.evictable_device_leaves.discard(node)
+            return
+        self.evictable_device_leaves.discard(node)
+        if self._is_host_leaf(node):
+            self.evictable_host_leaves.add(node)
+            self.orders.host.offer_leaf(node)
+        else:
+            self.evictable_host_leaves.discard(node)
 
     def _users_changed(self, node) -> None:
         self.orders.host.offer(node)
@@ -202,9 +219,17 @@ class SessionTreeCore(UnifiedTreeCore):
     def check_tags(self) -> None:
         """Raise AssertionError if the tags, the orders and the tree disagree."""
         self.tags.check(self._node_arena)
-        for order, leaves in (
-            (self.orders.device, self.evictable_device_leaves),
-            (self.orders.host, self.evictable_host_leaves),
+        for order, leaves, is_leaf in (
+            (self.orders.device, self.evictable_device_leaves, self._is_device_leaf),
+            (self.orders.host, self.evictable_host_leaves, self._is_host_leaf),
         ):
+            assert leaves == set(filter(is_leaf, self._node_arena.values())), "wrong leaves"
             lost = [node.id for node in leaves if not order.holds(node)]
             assert not lost, f"leaves that are not queued: {lost[:10]}"
+
+
+def _has_device_child(node: Any) -> bool:
+    for child in node.children.values():
+        if child.component_data[BASE_COMPONENT_TYPE].value is not None:
+            return True
+    return False
