@@ -20,6 +20,7 @@ BENCHMARKS = {
     "predict": "the replay on a simulated server, beside what live ones did",
     "page": "whether the live page stays smooth with many sessions, in headless Chromium",
     "frees": "what it costs to give evicted tokens back to SGLang's allocators",
+    "removes": "what it costs to take pages out of a storage backend",
 }
 USAGE = "usage: python -m sam.bench NAME [--help] [options]\n" + "\n".join(
     f"  {name:10}{about}" for name, about in BENCHMARKS.items()
