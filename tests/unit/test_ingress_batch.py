@@ -156,3 +156,23 @@ def test_prompts_come_as_tokens_and_embeddings_too(prompts):
         assert kinds(obj.kv_hints) == [BIND, *ALL]
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("n_envelopes", [1, 3])
+def test_envelopes_that_are_not_one_for_each_prompt_are_reported_and_the_body_is_served(
+    n_envelopes, n
+):
+    async def run():
+        server = Server()
+        own = [envelope("session.evict", message_id=f"m{i}", session_id="t") for i in range(3)]
+        obj = await infer(server, ["a", "b"], n, kv_hints=own[:n_envelopes], agent_hint=HINT)
+        shown = {}
+        server.ingress.finish_request(obj[0], shown)
+        told = statuses(shown["kv_hints"])
+        assert told["agent_hint"] == ("rejected", "bad_envelope") and BIND in told
+        assert not any("session.evict" in kinds(one) for one in obj.kv_hints) or n > 1
+        server.manager.rid_to_state.clear()
+        assert await over(server) == ([ALL] if n == 1 else [])
+
+    asyncio.run(run())

@@ -132,12 +132,16 @@ def marked(kv_hints: Any) -> Any:
 
 
 def fitting(obj: Any) -> Any:
-    """The request's `kv_hints`, but nothing for an empty list, and for a list of envelopes
-    on a single request something that is rejected."""
+    """The request's `kv_hints`, but nothing for an empty list, and for a list of envelopes that
+    is not one for each prompt something that is rejected."""
     hints = obj.kv_hints
     if not isinstance(hints, list) or not hints:
         return hints or None
-    return hints if _batch_of(obj) is not None else {"kv_hints": "a list, for a single request"}
+    batch = _batch_of(obj)
+    if batch is not None and len(batch) == len(hints):
+        return hints
+    where = "a single request" if batch is None else f"{len(batch)} prompts"
+    return {"kv_hints": f"a list of {len(hints)}, for {where}"}
 
 
 def n_prompts(obj: Any) -> int:

@@ -268,7 +268,7 @@ class AgentHintIngress(KvHintIngress):
         whose edits count once, however many prompts and envelopes there are."""
         hint, error = self._parsed(raw_hint)
         now_s = time.time()  # all that one request carries is of one time
-        kv_hints = fitting(obj)
+        kv_hints = obj.kv_hints = fitting(obj)
         lowered, said = [], hint
         for one in kv_hints if isinstance(kv_hints, list) else [kv_hints]:
             own = self._stamp_client(one, tenant, now_s)
