@@ -197,6 +197,7 @@ class GhostPair:
         self.ours = GhostCache(capacity_pages, self._order)
         self.lru = GhostCache(capacity_pages, EvictionOrder("lru"))
         self.guard = RegretGuard(capacity_pages)
+        self._told: dict[Hashable, Standing] = {}
 
     def access(
         self,
@@ -205,14 +206,19 @@ class GhostPair:
         user: Hashable | None = None,
     ) -> bool:
         """One request on both; returns whether LRU is to be used from now on."""
+        for name, standing in self._told.items():
+            self._order.set_user(name, standing)
+        self._told.clear()
         missed_ours = self.ours.access(path, now_s, user)
         missed_lru = self.lru.access(path, now_s)
         return self.guard.observe(missed_ours, missed_lru)
 
     def set_user(self, user: Hashable, standing: Standing) -> None:
-        self._order.set_user(user, standing)
+        """It counts from the next access on: nothing is asked before."""
+        self._told[user] = standing
 
     def drop_user(self, user: Hashable) -> None:
+        self._told.pop(user, None)
         self.ours.forget(user)
 
     @property

@@ -53,6 +53,19 @@ class User(msgspec.Struct, eq=False, gc=False):
     filed: dict[int, None] = {}
 
 
+class _UsersOf(dict[Hashable, User]):
+    """Users of one order, entered when they are first asked for, as another knows them."""
+
+    def __init__(self, order: LeafOrder, known: dict[Hashable, User]) -> None:
+        self._order, self._known = order, known
+
+    def __missing__(self, name: Hashable) -> User:
+        known = self._known[name]
+        user = self[name] = User(name, known.serial, known.standing)
+        self._order._user_changed(user)
+        return user
+
+
 class LeafOrder(ABC):
     """Evictable leaves of one tier. Times are message times in seconds and never run
     backwards: an older `now_s` counts as the newest seen. A user that was not registered
@@ -74,6 +87,18 @@ class LeafOrder(ABC):
 
     def has_user(self, name: Hashable) -> bool:
         return name in self._users
+
+    def share_users(self, other: LeafOrder) -> None:
+        """From now on users are those that `other` knows: `set_user` there, and then
+        `update_user` here, which costs next to nothing where none of a user's leaves are."""
+        self._users = _UsersOf(self, other._users)
+
+    def update_user(self, name: Hashable, standing: Standing) -> None:
+        """`set_user`, once a leaf of the user was offered here."""
+        user = self._users.get(name)
+        if user is not None:
+            user.standing = standing
+            self._user_changed(user)
 
     def set_user(self, name: Hashable, standing: Standing) -> None:
         """Register a user, or change what it counts as. O(its leaves * log n)."""

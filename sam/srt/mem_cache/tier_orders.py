@@ -59,6 +59,7 @@ class TierOrders:
         self.host = self._create(nodes, is_host_leaf, lambda node: self.is_stored(node.id))
         self._each("trust_ends", self._trust_ends)
         self._each("use_lru", self._use_lru)
+        self.host.share_users(self.device)
         self.on_victim = self._on_victim
         for name, standing in users:
             self.set_user(name, standing)
@@ -93,7 +94,7 @@ class TierOrders:
 
     def set_user(self, name: Hashable, standing: Standing) -> None:
         self.device.set_user(name, standing)
-        self.host.set_user(name, standing)
+        self.host.update_user(name, standing)
 
     def drop_user(self, name: Hashable) -> None:
         self.device.drop_user(name)
