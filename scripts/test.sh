@@ -35,6 +35,7 @@ if [[ $mode = ci || $mode = full ]]; then
   SAM_PYTHON="$python" scripts/pool.sh router || skips "a router"
   SAM_PYTHON="$python" scripts/browser.sh install || skips Chromium
   scripts/setup_tracing.sh || skips OpenTelemetry
+  scripts/setup_langgraph.sh || skips LangGraph
 fi
 
 case "$mode" in

@@ -20,6 +20,7 @@ from tests.unit.wheel_env import build_wheel, install_wheel
 
 pytestmark = pytest.mark.e2e
 KEY = "sk-docs"
+LANGGRAPH = REPO / ".cache" / "langgraph"
 QUICK = re.compile(r"^(export|curl|sam) ")
 # Those that need more than a server: a trace, an hour, or another SGLang.
 NOT_LIVE = re.compile(r"^sam (patch|bench|sim|doctor|top($| +#))")
@@ -62,12 +63,12 @@ def run(server, clean, tmp_path):
     env = os.environ | {"SAM_URL": server.url, "SAM_API_KEY": KEY}
     env["PATH"] = f"{clean[0]}:{env['PATH']}"
 
-    def run_text(text, *interpreter):
+    def run_text(text, *interpreter, **more):
         script = tmp_path / "block"
         script.write_text(text)
         done = subprocess.run(
             [*(interpreter or ("bash", "-euo", "pipefail")), str(script)],
-            env=env,
+            env=env | more,
             cwd=tmp_path,
             capture_output=True,
             text=True,
@@ -134,13 +135,31 @@ def test_cookbook_with_curl(run):
 
 
 def test_cookbook_in_python(run):
-    by_hand, with_client = programs_of("cookbook.md")
+    by_hand, with_client, _ = programs_of("cookbook.md")
     run(by_hand, "python")
     assert sessions(run)["byhand:planner"]["state"] == "idle"
     assert "ignored=0" in run(with_client, "python")
+    wait_until_ended(run, "cookbook")
+
+
+def wait_until_ended(run, part):
+    """All sessions in whose id `part` occurs, and there are some."""
     deadline = time.monotonic() + 30
-    while {one["state"] for name, one in sessions(run).items() if "cookbook" in name} != {"ended"}:
+    while {one["state"] for name, one in sessions(run).items() if part in name} != {"ended"}:
         assert time.monotonic() < deadline, sessions(run)
+
+
+@pytest.mark.skipif(
+    not (LANGGRAPH / ".sam-stamp").exists(), reason="run scripts/setup_langgraph.sh first"
+)
+def test_cookbook_with_langgraph(run, clean):
+    """In LangGraph's environment, which has nothing of ours but the wheel's `sam`."""
+    *_, program = programs_of("cookbook.md")
+    assert "StateGraph" in program
+    (wheel,) = clean[0].parent.glob("lib/python*/site-packages")
+    said = run(program, str(LANGGRAPH / "bin" / "python"), PYTHONPATH=str(wheel))
+    assert said.startswith("4 ") and "ignored=0" in said
+    wait_until_ended(run, "thread-1")
 
 
 def request():
