@@ -20,6 +20,8 @@ _EPILOG = (
     f"**Exit codes**\n\n{_CODES}\n\n`sam patch`, `doctor`, `bench` and `sim` have the codes of"
     " what they run; each `--help` lists them."
 )
+_UsageError: type[Exception] = typer.BadParameter.__bases__[0]
+"""Raised for a wrong command line only where typer does not print and exit by itself."""
 _PASS_ON = {
     "allow_extra_args": True,
     "ignore_unknown_options": True,
@@ -101,16 +103,20 @@ app.add_typer(patch_app, name="patch", help="Patch the installed SGLang; see `sa
 def main(argv: list[str] | None = None) -> int:
     """Run one command; the exit code."""
     arguments = sys.argv[1:] if argv is None else argv
+    as_json = "--json" in arguments
     try:
-        app(args=arguments, prog_name="sam")
+        code = app(args=arguments, prog_name="sam", standalone_mode=not as_json)
     except CliError as error:
-        return _fail(error, as_json="--json" in arguments)
+        return _fail(error, as_json=as_json)
+    except _UsageError as error:
+        wrong = CliError(Exit.USAGE, error.format_message(), "see --help")  # type: ignore[attr-defined]
+        return _fail(wrong, as_json=as_json)
     except SystemExit as end:
         return int(end.code or 0)
     except BrokenPipeError:
         sys.stderr.close()
         return int(Exit.FINDING)
-    return int(Exit.OK)
+    return int(code or Exit.OK)
 
 
 def _fail(error: CliError, *, as_json: bool) -> int:

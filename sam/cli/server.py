@@ -80,7 +80,7 @@ class Server:
             return CliError(Exit.REFUSED, f"{self.url} refuses the API key ({status})", _ADMIN)
         if status == 404 and text.startswith("unknown message_id"):
             return CliError(Exit.UNKNOWN, text)
-        if status in (404, 405) or 300 <= status < 400:
+        if status in (404, 405, 501) or 300 <= status < 400:
             return self._not_sam(f"it answered {status}")
         if status in (400, 413, 422):
             return CliError(Exit.USAGE, f"{self.url} calls the request malformed: {text}")
@@ -100,5 +100,6 @@ def _message_of(raw: bytes) -> str:
         found = body.get("error", body.get("message", body.get("detail", text)))
         text = found.get("message", text) if isinstance(found, dict) else str(found)
     except (ValueError, AttributeError):
-        pass
+        if text.lstrip().startswith("<"):
+            return "a page of HTML"
     return text[:300].strip()

@@ -76,6 +76,8 @@ def answering():
         (400, '{"error": {"message": "bad action"}}', Exit.USAGE, "malformed: bad action"),
         (422, '{"detail": [1]}', Exit.USAGE, "malformed"),
         (503, '{"error": {"message": "the scheduler is busy"}}', Exit.NO_SERVER, "is busy"),
+        (501, "<!DOCTYPE HTML>", Exit.NOT_SAM, "it answered 501"),
+        (502, "<html><h1>Bad Gateway</h1></html>", Exit.NO_SERVER, "502: a page of HTML"),
         (500, "Internal Server Error", Exit.NO_SERVER, "Internal Server Error"),
         (404, '{"error": {"message": "unknown message_id, gone"}}', Exit.UNKNOWN, "unknown mess"),
         (200, "<html>", Exit.NOT_SAM, "no JSON"),
@@ -144,6 +146,23 @@ def test_json_of_a_failure(answering, capsys):
     code = main(["sessions", "--url", url, "--json"])
     report = json.loads(capsys.readouterr().out)
     assert code == report["exit_code"] == Exit.REFUSED and "SAM_API_KEY" in report["remedy"]
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("hint offload --json", "Missing argument"),
+        ("sessions --json --state asleep", "'asleep' is not one of"),
+        ("hint retain x --ttl -5 --json", "greater than or equal to 0"),
+        ("nothing --json", "No such command"),
+        ("sessions --json --nothing", "No such option"),
+        ("hint evict x --messages 5:2 --json", "no range"),
+    ],
+)
+def test_json_of_a_wrong_command_line(line, words, capsys):
+    code = main(line.split())
+    report = json.loads(capsys.readouterr().out)
+    assert code == report["exit_code"] == Exit.USAGE and words in report["error"]
 
 
 def test_a_server_that_is_not_sams(answering, capsys):
