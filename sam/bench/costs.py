@@ -108,6 +108,7 @@ def rates(seconds: dict[str, float], decoded_s: float) -> tuple[Costs, tuple[str
         decode_tokens_per_s=rate(decoded_s - hit_s, _DECODED_TOKENS),
         load_back_tokens_per_s=rate(seconds["host"] - hit_s, _PROMPT_TOKENS),
         pool_tokens_per_s=rate(seconds["storage"] - hit_s, _PROMPT_TOKENS),
+        request_s=round(hit_s, 4),
     )
     return costs, bounds
 

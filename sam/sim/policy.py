@@ -57,12 +57,16 @@ class Policy:
 
     def ask(self, session: Hashable, path: Sequence[tuple[int, int]], time_s: float) -> list[int]:
         """A request starts. Returns the pages found in each tier, from the first page on."""
+        self.start(session, time_s)
+        return [tier.access(path, time_s, session) for tier in self.tiers]
+
+    def start(self, session: Hashable, time_s: float) -> None:
+        """`ask` without the tiers: for callers that use each at a time of its own."""
         if self.tracker is not None:
             self.tracker.running(session, time_s)
             self._n_requests += 1
             if self._n_requests % _SWEEP_EVERY == 0:
                 self._sweep()
-        return [tier.access(path, time_s, session) for tier in self.tiers]
 
     def answer(
         self, session: Hashable, time_s: float, label: str, hint_s: float | None, ends: bool

@@ -17,8 +17,9 @@ from sam.bench.replay.comparison import spec_of
 from sam.bench.replay.state import State
 from sam.bench.workloads import build
 from sam.sim import policies
-from sam.sim.costs import Costs
+from sam.sim.costs import SHIPPED, Costs
 from sam.sim.policy import Setup
+from sam.testing.tiny_model import PRESETS
 
 REPO = Path(__file__).resolve().parents[2]
 COSTS = Costs(
@@ -166,9 +167,7 @@ def test_comparison_with_a_run(predictor, tmp_path):
     predictor.args, kept = args, predictor.args
     found = cli.compare(predictor, state)
     predictor.args = kept
-    assert [(one["arm"], one["seed"]) for one in found] == [
-        ("stock", seed) for seed in args.seeds
-    ]
+    assert [(one["arm"], one["seed"]) for one in found] == [("stock", seed) for seed in args.seeds]
     assert found[1]["live"] is None and found[1]["points"] is None
     expected = 100 * sum(row["device"] for row in rows) / sum(row["prompt"] for row in rows)
     assert found[0]["points"] == pytest.approx(expected)
@@ -197,6 +196,56 @@ def test_rates_by_hand():
     found, bounds = rates(seconds, 0.1 + 64 / 40)
     assert found.prefill_tokens_per_s == pytest.approx(2048.0)
     assert found.decode_tokens_per_s == pytest.approx(40.0)
+    assert found.request_s == pytest.approx(0.1)
     assert found.load_back_tokens_per_s == pytest.approx(20_480.0)
     assert bounds == ("storage",)  # faster than a device hit: below what can be told
     assert found.pool_tokens_per_s == pytest.approx(2048 / 0.005)
+
+
+# -- what once went wrong -----------------------------------------------------------------
+
+
+def test_a_prompt_takes_its_host_room_when_it_is_computed():
+    """A session that has been queued again by then is not taken for an idle one."""
+
+    found = []
+
+    async def task(engine):
+        host = engine.policy.tiers[1]
+        await engine.ask("a", A, [7, 8], label="other")
+        b = asyncio.create_task(engine.ask("b", B, [7, 8], label="other"))
+        await asyncio.sleep(0.5)
+        found.append(host.used_pages)  # half of B is computed: A and its answer alone
+        await b
+        found.append(host.used_pages)
+
+    served(task, device=150, host=300, policy="next-use")
+    assert found == [101, 202]
+
+
+def test_a_request_costs_time_beside_its_tokens():
+    costs = Costs(prefill_tokens_per_s=100.0, decode_tokens_per_s=10.0, request_s=0.5)
+    found = []
+
+    async def main():
+        made = policies.create("lru", Setup(tiers_pages=(1_000, 2_000)))
+        engine = Engine(EngineParams(1_000, 1, 16, 2_048, "fcfs", costs), made)
+        loop = asyncio.create_task(engine.run())
+        asked = (engine.ask(None, prompt, [7, 8], label="other") for prompt in (A, B))
+        found.extend(await asyncio.gather(*asked))
+        loop.cancel()
+
+    run(main())
+    assert [one.ttft_s for one in found] == pytest.approx([2.5, 2.5])  # it passes for both at once
+
+
+def test_sizes_and_rates_are_those_of_the_replay(tmp_path, predictor):
+    assert predictor.costs == SHIPPED["tiny"].costs  # --quick is on that model
+    assert set(SHIPPED) == set(PRESETS)
+    args = replay.parse(
+        ["--quick", "--workdir", str(tmp_path), "--server-arg=--chunked-prefill-size=128"]
+    )
+    kept, predictor.args = predictor.args, args
+    small = predictor.rows(ARMS["stock"], 0)
+    predictor.args = kept
+    assert small != predictor.rows(ARMS["stock"], 0), "smaller batches, other finds"

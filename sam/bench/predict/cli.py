@@ -22,7 +22,7 @@ from sam.bench.predict.virtual import VirtualLoop
 from sam.bench.predict.wire import Renderer, SimulatedPlayer
 from sam.bench.replay import cli as replay
 from sam.bench.replay.arms import ARMS, Arm
-from sam.bench.replay.comparison import spec_of
+from sam.bench.replay.comparison import chunk_tokens_of, spec_of
 from sam.bench.replay.state import State
 from sam.bench.workloads import build
 from sam.bench.workloads.text import Vocabulary
@@ -48,7 +48,6 @@ POLICIES: Mapping[str, str] = {
     "sam-idle-spf": "next-use",
 }
 """What decides in each arm; an arm that is not here is not simulated."""
-_CHUNK_TOKENS = int(CPU_SERVER_ARGS[CPU_SERVER_ARGS.index("--chunked-prefill-size") + 1])
 _ABOUT = """\
 Plays the requests of `python -m sam.bench replay` with the same options against a simulated server
 (queue, batches, locks, two tiers under the orders of sam.core) and compares hit rates with the runs
@@ -74,7 +73,7 @@ class Predictor:
 
     def __init__(self, args: argparse.Namespace, costs_file: str | None) -> None:
         self.args = args
-        self.costs = costs.load(costs_file).costs if costs_file else costs.DEFAULT_CPU.costs
+        self.costs = (costs.load(costs_file) if costs_file else costs.SHIPPED[args.model]).costs
         model = build_tiny_model(args.workdir / f"model-{args.model}", preset=args.model)
         self.words, self.renderer = Vocabulary.of_model(model), Renderer(model)
 
@@ -90,7 +89,7 @@ class Predictor:
             device_tokens=l1_tokens,
             page_tokens=args.page_size,
             max_running=args.running,
-            chunk_tokens=_CHUNK_TOKENS,
+            chunk_tokens=chunk_tokens_of([*CPU_SERVER_ARGS, *args.server_arg]),
             order=arm.schedule_policy,
             costs=self.costs,
         )
@@ -145,7 +144,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="python -m sam.bench predict", description=_ABOUT, allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
-    p.add_argument("--costs", metavar="FILE", help="of `python -m sam.bench costs`")
+    p.add_argument(
+        "--costs", metavar="FILE",
+        help="of `python -m sam.bench costs` for the same --model; default: what it said on a "
+        "machine of ours, for each model",
+    )  # fmt: skip
     own, rest = p.parse_known_args(argv)
     args = replay.parse(rest)
     if args.l3 != "off":

@@ -5,7 +5,10 @@ that is a policy of `sam.sim`, the same orders as on the server.
 
 What is modelled, since it moves hit rates: requests of one prefill batch do not find each other;
 prompt and answer are held until the answer is complete; answers stay in the cache but for their
-last token; prefills go before decoding; a request waits while what runs fills the device tier.
+last token; prefills go before decoding; a request waits while what runs fills the device tier; a
+prompt takes its room on the device when it starts and on the host when it is computed, when others
+may have been queued again.
+What a request costs beside its tokens passes before it is queued, and holds up nobody else.
 """
 
 from __future__ import annotations
@@ -83,7 +86,9 @@ class Engine:
     ) -> Served:
         """One request to its end. `answer`: the tokens that will come."""
         loop = asyncio.get_running_loop()
-        request = Request(session, prompt, answer, label, hint_s, loop.time(), loop.create_future())
+        arrived_s = loop.time()
+        await asyncio.sleep(self.params.costs.request_s)
+        request = Request(session, prompt, answer, label, hint_s, arrived_s, loop.create_future())
         self._n_requests += 1
         request.holder = ("request", self._n_requests) if session is None else session
         request.path = self._path(prompt)
@@ -129,8 +134,16 @@ class Engine:
             self._queue.remove(request)
         now_s = asyncio.get_running_loop().time()
         for request in batch:
-            self._use(request, request.path, now_s)
+            self._start(request, now_s)
         return batch
+
+    def _start(self, request: Request, now_s: float) -> None:
+        """The prompt gets its room on the device, and holds what the host has of it."""
+        if request.session is not None:
+            self.policy.start(request.session, now_s)
+        self._access(0, request, request.path, now_s)
+        for place, tier in enumerate(self.policy.tiers[1:], 1):
+            self._access(place, request, _head(request.path, tier.peek(request.path)), now_s)
 
     def _fits(self, request: Request, batch: list[Request]) -> bool:
         """Whether what runs can be held together with it, shared parts counted once."""
@@ -151,6 +164,8 @@ class Engine:
     def _emit_first(self, batch: list[Request]) -> None:
         now_s = asyncio.get_running_loop().time()
         for request in batch:
+            for place in range(1, len(self.policy.tiers)):
+                self._access(place, request, request.path, now_s)
             request.ttft_s, request.left = now_s - request.arrived_s, len(request.answer)
         self._running += batch
         self._emit(batch)
@@ -165,7 +180,8 @@ class Engine:
 
     def _finish(self, request: Request, now_s: float) -> None:
         whole = self._path([*request.prompt, *request.answer[:-1]])
-        self._use(request, whole, now_s)
+        for place in range(len(self.policy.tiers)):
+            self._access(place, request, whole, now_s)
         if request.session is None:
             for tier in self.policy.tiers:
                 tier.finish(request.holder, now_s)
@@ -189,9 +205,18 @@ class Engine:
         most -= most % size
         return min(tiers[0], most), min(max(tiers), most)
 
-    def _use(self, request: Request, path: list[tuple[int, int]], now_s: float) -> None:
-        if request.session is not None:
-            self.policy.ask(request.session, path, now_s)
-            return
-        for tier in self.policy.tiers:
-            tier.access(path, now_s, request.holder, owned=False)
+    def _access(
+        self, place: int, request: Request, path: list[tuple[int, int]], now_s: float
+    ) -> None:
+        tier, owned = self.policy.tiers[place], request.session is not None
+        tier.access(path, now_s, request.holder, owned=owned)
+
+
+def _head(path: list[tuple[int, int]], pages: int) -> list[tuple[int, int]]:
+    """The path's first pages."""
+    head = []
+    for stream, length in path:
+        if pages > 0:
+            head.append((stream, min(length, pages)))
+        pages -= length
+    return head
