@@ -33,8 +33,9 @@ _N_CHILDREN = TreePathNodeInfo.__struct_fields__.index("num_children")
 
 
 class _Walk:
-    """One device eviction in our order. `given`: its victims; `n_children`: by id, what the
-    core said in this step of nodes above them, less what went since."""
+    """One device eviction in our order. `given`: victims that the controller has to write back
+    first; `n_children`: by id, what the core said in this step of nodes above its victims,
+    less what went since."""
 
     __slots__ = ("given", "is_write_back", "n_children", "request")
 
@@ -110,6 +111,7 @@ class ShadowTreeCore(FollowedTreeCore):
         step.made_progress, backuped = True, node.backuped
         if walk.is_write_back and not backuped:
             step.node_id = node.id
+            walk.given.append(node)
             return True
         self._add_evicted(self._binding.evict_device_leaf(node.id), step)
         try:
@@ -165,7 +167,6 @@ class ShadowTreeCore(FollowedTreeCore):
             if self.full_evictable_size() and not any(n.device for n in walk.given):
                 raise Mismatch("the core has evictable tokens, the shadow no leaf")
             return None
-        walk.given.append(node)
         if not self._may_leave_device(node, walk.n_children):
             raise Mismatch(f"node {node.id} is no evictable device leaf")
         return node
