@@ -246,6 +246,10 @@ BAD_BODIES = [
     envelope("session.evict", session_id="s") | {"message_id": "x" * 513},
     envelope(*["session.evict"] * 68, session_id="s"),
     envelope("session.evict", session_id="s") | {"messages": [{"role": "nobody"}]},
+    None,
+    [],
+    "kv_hints",
+    7,
 ]
 
 
@@ -265,6 +269,15 @@ def test_a_malformed_body_is_rejected_with_200_and_with_400_if_strict(server, ht
         assert reply.status_code == 400 and action["reason"] in reply.json()["error"]["message"]
         assert strict.counts()["rejected_by_reason"] == {action["reason"]: 1}
         assert not strict.sent
+
+
+@pytest.mark.parametrize("body", [None, [], "x", 7, True])
+@pytest.mark.parametrize("path", ["/release_kv_cache", "/v1/release_kv_cache"])
+def test_a_release_that_is_no_object_is_answered(server, http, path, body):
+    reply = http.post(path, json=body)
+    (action,) = reply.json()["kv_hints"]["actions"]
+    assert reply.status_code == 200
+    assert (action["status"], action["reason"]) == ("rejected", "not_an_object")
 
 
 def test_a_malformed_action_does_not_take_its_neighbours_down(server, http):

@@ -14,7 +14,7 @@ from fastapi import Body, Query, Request
 from fastapi.responses import JSONResponse
 from sglang.srt.utils.auth import AuthLevel, auth_level
 
-from sam.core.validation import HintError
+from sam.core.validation import HintError, HintReason, shape_of
 from sam.srt.entrypoints.ingress import AgentHintIngress
 from sam.srt.entrypoints.release import chat_request
 from sam.srt.entrypoints.spans import ChatBody
@@ -45,10 +45,12 @@ def install_routes(app: Any, ingress: AgentHintIngress) -> None:
 
     @app.post("/kv_hints")
     async def submit_kv_hints(
-        request: Request, envelope: Annotated[dict[str, Any], Body()]
+        request: Request, envelope: Annotated[Any, Body()] = None
     ) -> JSONResponse:
         """Take an envelope without inference; answered at once, executed asynchronously. Its
         ranges index `messages` and `tools` of the same body."""
+        if not isinstance(envelope, dict):
+            return _refused(ingress, _no_object(envelope), tenant_of(request))
         tenant = tenant_of(request, envelope.get("cache_salt"), envelope.get("extra_key"))
         body = None
         try:
@@ -76,9 +78,11 @@ def install_routes(app: Any, ingress: AgentHintIngress) -> None:
     @app.post("/release_kv_cache")
     @app.post("/v1/release_kv_cache")
     async def release_kv_cache(
-        request: Request, body: Annotated[dict[str, Any], Body()]
+        request: Request, body: Annotated[Any, Body()] = None
     ) -> JSONResponse:
         """Evict from an index on, as clients older than `agent_hint` ask for it."""
+        if not isinstance(body, dict):
+            return _refused(ingress, _no_object(body), tenant_of(request), nested=True)
         tenant = tenant_of(request, body.get("cache_salt"), body.get("extra_key"))
         handler = request.app.state.openai_serving_chat
         try:
@@ -97,12 +101,20 @@ async def _ask(ingress: AgentHintIngress, what: str, **payload: int) -> JSONResp
     return JSONResponse(report)
 
 
-def _refused(ingress: AgentHintIngress, error: HintError, tenant: str) -> JSONResponse:
-    """200 with the reason, so that no client takes it for a failure; 400 for strict hints."""
+def _no_object(body: object) -> HintError:
+    return HintError(HintReason.NOT_AN_OBJECT, f"body: expected an object, got {shape_of(body)}")
+
+
+def _refused(
+    ingress: AgentHintIngress, error: HintError, tenant: str, *, nested: bool = False
+) -> JSONResponse:
+    """200 with the reason, so that no client takes it for a failure; 400 for strict hints.
+    `nested`: as the field `kv_hints`."""
     try:
-        return JSONResponse(ingress.refused(error, tenant))
+        shown = ingress.refused(error, tenant)
     except HintError:
         return _error(400, str(error))
+    return JSONResponse({"kv_hints": shown} if nested else shown)
 
 
 def _error(status: int, message: str) -> JSONResponse:
