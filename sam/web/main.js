@@ -64,8 +64,10 @@ function Tiles({ feed, totals, hasHost, hasPool }) {
     ${hasHost && html`<${Tile} title="Host" value=${percent(used, host.total)}
       of="of ${short(host.total)} tokens" parts=${[{ tone: "host", share: share(used, host.total) }]}
       note="${short(host.free)} free" />`}
-    ${hasPool && html`<${Tile} title="Pool" value=${short(pool.sessions_in_ledger)} of="sessions in it"
-      parts=${[]} note="${count(pool.pages_removed)} pages (${bytes(pool.bytes_removed)}) given back" />`}
+    ${hasPool && html`<${Tile} title="Pool" value=${bytes(pool.bytes)}
+      of="of ${count(pool.sessions_in_ledger)} sessions"
+      parts=${[{ tone: "pool", share: share(pool.bytes, pool.bytes_peak) }]}
+      note="${bytes(pool.bytes_peak)} at most, ${bytes(pool.bytes_removed)} given back" />`}
     <${Tile} title="Found in cache" value=${cachedShare(totals)} of="of ${short(totals.prompt)} tokens"
       parts=${["device", "host", "pool", "computed"].map((name) => ({
         tone: name === "computed" ? "none" : name, share: share(totals[name], totals.prompt) }))}

@@ -123,7 +123,7 @@ function drawn({ row, index, tiers, largest, since, top, current, selected, owne
   onFold }) {
   const { record, depth, open, nBelow, dim } = row;
   const owner = owners.size > 1 ? html`<span class="owner" title="owner ${record.tenant}">
-    ${record.tenant.replace(/^key-/, "").slice(0, 8)}</span>` : "";
+    ${record.tenant.replace(/^key-(.{8}).*/, "$1").slice(0, 16)}</span>` : "";
   return html`<div role="row" id="row-${index}" class="row ${dim ? "dim" : ""} ${
     current ? "current" : ""}" style=${{ transform: `translateY(${top}px)` }}
     aria-rowindex=${index + 2} aria-level=${depth + 1} aria-posinset=${row.place}
