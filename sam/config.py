@@ -52,6 +52,8 @@ class SamConfig(msgspec.Struct, frozen=True, kw_only=True):
     tree_core: Literal["rust", "python"] = "rust"
     regret_guard: bool = True
     retention_policy: Literal["next-use", "lru", "session-ref"] = "next-use"
+    admission: Literal["off", "shortest"] = "off"
+    admission_aging: float = 0.02
 
     def in_flight_per_tenant(self) -> int:
         """Actions of one tenant on their way to the scheduler; unless set, half of all."""
@@ -99,6 +101,8 @@ HELP = {
     "regret_guard": "fall back to LRU while the next-use order misses more than it would",
     "retention_policy": "order in which cached KV goes: next-use, or SGLang's own two",
     "tree_core": "sessions over SGLang's Rust or Python tree core",
+    "admission": "order of service: off (SGLang's), or shortest: least to compute first",
+    "admission_aging": "with shortest: tokens of credit for each token prefilled during a wait",
 }
 """What each setting means, for `--help`."""
 

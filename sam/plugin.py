@@ -89,7 +89,10 @@ def create_ingress(tokenizer_manager: Any) -> Any | None:
 
 
 def _refuse_unsupported(ctx: Any) -> None:
-    from sglang.srt.runtime_context import get_memory, get_serving
+    from sglang.srt.runtime_context import get_memory, get_schedule, get_serving
+
+    from sam.config import load_config
+    from sam.srt.managers.admission_order import refusal
 
     reason = None
     if ctx.is_hybrid_swa or ctx.is_hybrid_ssm:
@@ -117,6 +120,8 @@ def _refuse_unsupported(ctx: Any) -> None:
         and get_memory().hicache_host_memory_mode == "buffer_only"
     ):
         reason = "--hicache-host-memory-mode buffer_only has no host tier to offload to"
+    else:
+        reason = refusal(load_config(), get_schedule())
     if reason is not None:
         raise ValueError(
             f"--radix-cache-backend sam: {reason}. Drop that option, or start without "

@@ -32,6 +32,9 @@ PATCH_MARKERS: dict[str, str] = {
     "storage-write-session": (
         "sglang.srt.mem_cache.unified_radix_cache:_OngoingWriteThrough.session_id"
     ),
+    "waiting-queue-order": (
+        "sglang.srt.mem_cache.base_prefix_cache:BasePrefixCache.waiting_queue_order"
+    ),
 }
 """Symbol that each patch of `patches/series` adds, as `module:name[.attribute]`."""
 
@@ -100,7 +103,11 @@ USED_MEMBERS: dict[str, tuple[str, ...]] = {
         "ongoing_write_through",
         "ongoing_load_back",
     ),
-    "sglang.srt.mem_cache.base_prefix_cache:BasePrefixCache": ("on_release", "finish"),
+    "sglang.srt.mem_cache.base_prefix_cache:BasePrefixCache": (
+        "on_release",
+        "finish",
+        "waiting_queue_order",
+    ),
     "sglang.srt.mem_cache.hicache_storage:HiCacheStorageFailureInjector": ("_backend",),
     "sglang.srt.mem_cache.hicache_storage:HiCacheFile": ("_evictor", "_get_suffixed_key"),
     "sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller:HybridCacheController": (

@@ -57,6 +57,20 @@ def test_sam_under_pressure_gives_the_tokens_of_no_cache(server_args, uncached, 
     assert any(kind.startswith("session.demote:") for kind in moved)
 
 
+def test_shortest_first_serves_prompts_in_chunks(server_args, uncached):
+    """SGLang's own shortest-prefill-first runs out of memory with such prompts."""
+    args = server_args(
+        *("--radix-cache-backend", "sam", "--sam-admission", "shortest"),
+        *("--chunked-prefill-size", "256"),
+        total_tokens=3_072,
+    )
+    with ServerProcess(args, env=STRICT_ENV) as server:
+        answers = swarms(server, hints=True, concurrency=6)
+        assert settled_summary(server)["errors"] == 0
+    assert max(answer.prompt_tokens for part in answers for answer in part.values()) > 2 * 256
+    assert outputs(answers) == uncached
+
+
 def test_without_the_backend_a_patched_server_is_the_stock_server(server_args, uncached, unpatched):
     args = server_args(total_tokens=3_072)
     with ServerProcess(args) as server:

@@ -200,6 +200,7 @@ def test_arms_differ_from_stock_in_what_they_name():
         assert arm.name == name
         assert name.startswith("sam") is ("sam" in arm.flags)
         assert name.endswith("lpm") is (arm.schedule_policy == "lpm")
+        assert ("-adm" in name) is (arm.schedule_policy == "sam-shortest")
         assert name.endswith("-wb") is (arm.write_policy == "write_back")
         assert name.endswith("-wb") or arm.write_policy == "write_through"
         assert not arm.hints.has_lineage or name.startswith("sam")

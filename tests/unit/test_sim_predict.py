@@ -111,7 +111,7 @@ def test_running_requests_hold_the_device():
     assert b.ttft_s == pytest.approx(2.1)  # waited for the whole answer of the other
 
 
-@pytest.mark.parametrize("order", ["fcfs", "lpm", "shortest-prefill-first"])
+@pytest.mark.parametrize("order", ["fcfs", "lpm", "shortest-prefill-first", "sam-shortest"])
 def test_order_of_service(order):
     C = list(range(5_000, 5_100))
 
@@ -130,6 +130,30 @@ def test_order_of_service(order):
     _, _, _, (hit,) = served(asks(A), second, third, late, order=order, running=1)
     waited_s = 1.15 + 1.1 - 1.2 + (1.1 if order == "fcfs" else 0.0)
     assert hit.device_tokens == 100 and hit.ttft_s == pytest.approx(waited_s + 0.01)
+
+
+def test_shortest_first_with_credit_for_the_wait():
+    """100 tokens that wait meet ever new ones of 20: only their credit brings them on."""
+    aged = _turn_of_the_long_one("sam-shortest", n_short=400)
+    assert 200 <= aged <= 300, "100 tokens are worth 5,000 computed ones, 250 of the others"
+    assert _turn_of_the_long_one("shortest-prefill-first", n_short=400) == 400
+
+
+def _turn_of_the_long_one(order, *, n_short):
+    """How many of the short ones were answered before it."""
+    ends = []
+
+    async def ask(engine, start_s, ids):
+        await asyncio.sleep(start_s)
+        await engine.ask(None, ids, [7], label="other")
+        ends.append(len(ids))
+
+    def short(i):
+        ids = list(range(10_000 + 20 * i, 10_020 + 20 * i))
+        return lambda engine: ask(engine, 0.19 * i, ids)
+
+    served(*map(short, range(n_short)), lambda engine: ask(engine, 0.01, A), order=order, running=1)
+    return ends.index(len(A))
 
 
 def test_sessions_are_told_to_the_policy():

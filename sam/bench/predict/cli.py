@@ -46,6 +46,8 @@ POLICIES: Mapping[str, str] = {
     "stock-spf": "lru",
     "sam-hints-spf": "next-use",
     "sam-idle-spf": "next-use",
+    "sam-hints-adm-wb": "next-use",
+    "sam-idle-adm-wb": "next-use",
 }
 """What decides in each arm; an arm that is not here is not simulated."""
 _ABOUT = """\

@@ -18,12 +18,15 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from sam.bench.replay.arms import SAM_SHORTEST
+from sam.config import SamConfig
 from sam.sim.costs import Costs
 from sam.sim.policy import Policy
 from sam.sim.traces.hashed import BlockTrie
 
 FCFS, LPM, SPF = "fcfs", "lpm", "shortest-prefill-first"
-ORDERS = (FCFS, LPM, SPF)
+ORDERS = (FCFS, LPM, SPF, SAM_SHORTEST)
+_AGING = SamConfig().admission_aging
 
 
 class EngineParams(NamedTuple):
@@ -61,6 +64,7 @@ class Request:
     ttft_s: float = 0.0
     left: int = 0
     found: tuple[int, int] = (0, 0)
+    arrived_tokens: int = 0
     path: list[tuple[int, int]] = field(default_factory=list)
 
 
@@ -74,6 +78,7 @@ class Engine:
         self._running: list[Request] = []
         self._wake = asyncio.Event()
         self._n_requests = 0
+        self._computed_tokens = 0
 
     async def ask(
         self,
@@ -94,6 +99,7 @@ class Engine:
         request.path = self._path(prompt)
         if session is not None:
             self.policy.arrive(session, loop.time())
+        request.arrived_tokens = self._computed_tokens
         self._queue.append(request)
         self._wake.set()
         return await request.done
@@ -119,7 +125,9 @@ class Engine:
         if self.params.order == LPM:
             self._queue.sort(key=lambda request: -max(self._peek(request)))
         elif self.params.order == SPF:
-            self._queue.sort(key=lambda request: len(request.prompt) - max(self._peek(request)))
+            self._queue.sort(key=self._missing)
+        elif self.params.order == SAM_SHORTEST:
+            self._queue.sort(key=lambda request: self._missing(request) - self._credit(request))
         batch: list[Request] = []
         new_tokens = 0
         for request in list(self._queue):
@@ -132,6 +140,7 @@ class Engine:
             new_tokens += len(request.prompt) - both
             batch.append(request)
             self._queue.remove(request)
+        self._computed_tokens += new_tokens
         now_s = asyncio.get_running_loop().time()
         for request in batch:
             self._start(request, now_s)
@@ -144,6 +153,13 @@ class Engine:
         self._access(0, request, request.path, now_s)
         for place, tier in enumerate(self.policy.tiers[1:], 1):
             self._access(place, request, _head(request.path, tier.peek(request.path)), now_s)
+
+    def _missing(self, request: Request) -> int:
+        return len(request.prompt) - max(self._peek(request))
+
+    def _credit(self, request: Request) -> float:
+        """Tokens that the wait so far is worth, as with `--sam-admission shortest`."""
+        return _AGING * (self._computed_tokens - request.arrived_tokens)
 
     def _fits(self, request: Request, batch: list[Request]) -> bool:
         """Whether what runs can be held together with it, shared parts counted once."""

@@ -43,9 +43,10 @@ class Arm:
 
     @property
     def schedule_policy(self) -> str:
+        """The order of service: SGLang's name for it, or `SAM_SHORTEST`."""
         if self.url:
             return "as it runs"
-        return self._flag(POLICY, "fcfs")
+        return SAM_SHORTEST if ADMISSION in self.flags else self._flag(POLICY, "fcfs")
 
     @property
     def write_policy(self) -> str:
@@ -58,9 +59,12 @@ class Arm:
 POLICY = "--schedule-policy"
 WRITE_POLICY = "--hicache-write-policy"
 SHORTEST_FIRST = "shortest-prefill-first"
+ADMISSION = "--sam-admission"
+SAM_SHORTEST = "sam-shortest"
 _SAM = ("--radix-cache-backend", "sam")
 _LPM = (POLICY, "lpm")
 _SPF = (POLICY, SHORTEST_FIRST)
+_ADM = (ADMISSION, "shortest")
 _WB = (WRITE_POLICY, "write_back")
 _TLRU = ("--radix-eviction-policy", "tlru")
 _SESSION = ("--enable-session-radix-cache",)
@@ -83,6 +87,8 @@ ARMS: Mapping[str, Arm] = {
         Arm("stock-spf-wb", "stock-spf, host copies when evicted", (*_SPF, *_WB)),
         Arm("sam-hints-spf-wb", "sam-hints with both", (*_SAM, *_SPF, *_WB), Hints.MANAGE),
         Arm("sam-idle-spf-wb", "sam-idle with both", (*_SAM, *_SPF, *_WB), Hints.IDLE),
+        Arm("sam-hints-adm-wb", f"sam-hints-wb, {ADMISSION}", (*_SAM, *_ADM, *_WB), Hints.MANAGE),
+        Arm("sam-idle-adm-wb", f"sam-idle-wb, {ADMISSION}", (*_SAM, *_ADM, *_WB), Hints.IDLE),
     )
 }
 DEFAULT_ARMS = tuple(ARMS)[:9]

@@ -31,6 +31,7 @@ from sam.config import SamConfig, load_config
 from sam.core.actions import ActionResult
 from sam.core.lineage import SHARED_SESSION_IDS, SessionState
 from sam.core.pool_usage import SHARED
+from sam.srt.managers.admission_order import AdmissionOrder, create_order
 from sam.srt.managers.bindings import ANSWERED_ACTION, QUERY_ACTION, Route
 from sam.srt.managers.hint_manager import HintManager
 from sam.srt.managers.regret import RegretWatch
@@ -61,6 +62,7 @@ class SessionRadixCache(UnifiedRadixCache):
         self.hints = HintManager(self, self.config)
         self.pool = self.hints.moves.pool = SessionPool(self, self.config)
         self.headroom = Headroom()
+        self._order = create_order(self.config)
         self.n_errors = 0
         self._own_load: tuple[Any, int] | None = None
         self._inserting: str | None = None
@@ -79,6 +81,9 @@ class SessionRadixCache(UnifiedRadixCache):
         super().on_request_queued(req, is_retracted=is_retracted)
         self.headroom.add(req)
         self._guard(self.hints.request_queued, req)
+
+    def waiting_queue_order(self) -> AdmissionOrder | None:
+        return self._order
 
     def insert(self, params: Any) -> Any:
         """Pages that this brings into the pool are told whose they are."""
