@@ -14,6 +14,7 @@ from harness_pool import (
     outcome,
     settle,
     text,
+    wait,
     worker_is_idle,
 )
 
@@ -86,6 +87,25 @@ def test_an_ended_session_is_not_kept(make_pool, tmp_path):
     assert len(rig.cache.pool.keep_alive) == 0
     flood(rig)
     assert not set(keys_of(ids[:-1])) & in_pool(tmp_path)
+
+
+def test_what_a_pool_lost_is_written_again(make_pool, tmp_path):
+    """Somebody empties the folder: the host's copies go there with the next offload."""
+    rig = make_pool(config=config())
+    ids = rig.full_ids(rig.run(text(0, 60), session="a"))
+    settle(rig)
+    pages, keep_alive = set(keys_of(ids[:-1])), rig.cache.pool.keep_alive
+    wait(rig, lambda: keep_alive.n_found == len(pages))
+    assert outcome(rig, "demote", "a").detail["tokens"]["pool"] == 0, "it is all there"
+    assert rig.cache.pool.report()["losses_seen"] == 0
+    for path in tmp_path.glob("*.bin"):
+        path.unlink()
+    wait(rig, lambda: keep_alive.n_losses and keep_alive.n_found == 0)
+    assert outcome(rig, "demote", "a").detail["tokens"]["pool"] == 64
+    assert pages <= in_pool(tmp_path)
+    flush(rig)
+    assert outcome(rig, "prefetch", "a").detail["tokens"]["pool"] == 64
+    assert rig.run(ids, session="a").reused == 64
 
 
 def test_a_pool_that_does_not_answer_is_not_asked_again_and_again(make_pool, tmp_path):

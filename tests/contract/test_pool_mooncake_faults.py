@@ -146,6 +146,23 @@ def test_the_master_dies_and_comes_back(make_server, emptied, said_by_pool):
     assert said_by_pool("the pool takes")
 
 
+def test_what_the_pool_lost_is_written_again(make_server, emptied, said_by_pool):
+    """As after a restart of the master: nothing is there, and nobody said so."""
+    rig = make_server(config=config(pool_keep_alive_s=0.05))
+    ids = rig.full_ids(rig.run(text(0, 60), session="a"))
+    settle(rig)
+    pages, keep_alive = keys_of(ids[:-1]), rig.cache.pool.keep_alive
+    wait(rig, lambda: keep_alive.n_found == len(pages))
+    rig.cache.cache_controller.storage_backend.batch_remove(pages)
+    wait(rig, lambda: keep_alive.n_losses and keep_alive.n_found == 0)
+    assert n_present(rig, pages) == 0
+    assert outcome(rig, "demote", "a").detail["tokens"]["pool"] == whole(ids)
+    assert n_present(rig, pages) == len(pages)
+    assert len(said_by_pool("has lost pages")) == 1
+    flush(rig)
+    assert outcome(rig, "prefetch", "a").detail["tokens"]["pool"] == whole(ids)
+
+
 def test_the_store_dies_and_comes_back(make_server, emptied):
     """Its pages count as present for a while, and cannot be read."""
     rig = make_server(config=config(pool_keep_alive_s=0.0))

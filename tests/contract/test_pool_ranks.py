@@ -64,7 +64,7 @@ def refuse_on_one_rank(rank, folder):
     pool._cache.ongoing_backup.clear()
     pool.sync()
     after = pool.is_stored(3)
-    left = len(pool.transfers.refused) + len(pool._writing)
+    left = len(pool.transfers.refused) + len(pool.stored._writing)
     with open(f"{folder}/rank{rank}.json", "w") as file:
         json.dump([stored, after, left], file)
     dist.destroy_process_group()
@@ -74,6 +74,32 @@ def test_what_one_rank_refused_is_stored_on_none(tmp_path):
     mp.spawn(refuse_on_one_rank, args=(str(tmp_path),), nprocs=2)
     one, two = (json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in (0, 1))
     assert one == two == [[False, False, True, True], False, 0]
+
+
+def lose_on_one_rank(rank, folder):
+    """One rank's pool was seen to lose pages, once; then nothing more."""
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2
+    )
+    pool, stored = pool_of_rank(), []
+    pool.writes(10, node_id=0)
+    pool.agree_on_losses()
+    stored.append(pool.is_stored(0))
+    pool.keep_alive.n_losses += rank
+    pool.agree_on_losses()
+    stored.append(pool.is_stored(0))
+    pool.writes(11, node_id=0)
+    pool.agree_on_losses()
+    stored.append(pool.is_stored(0))
+    with open(f"{folder}/rank{rank}.json", "w") as file:
+        json.dump(stored, file)
+    dist.destroy_process_group()
+
+
+def test_what_one_rank_lost_is_stored_on_none(tmp_path):
+    mp.spawn(lose_on_one_rank, args=(str(tmp_path),), nprocs=2)
+    for rank in (0, 1):
+        assert json.loads((tmp_path / f"rank{rank}.json").read_text()) == [True, False, True]
 
 
 def run_rank(rank, folder):

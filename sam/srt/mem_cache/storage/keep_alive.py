@@ -1,12 +1,13 @@
 """Pages of live sessions outlive a flood of others: they are renewed before they age.
 
-Owns who is renewed and how often, by the worker thread's own clock: nothing is decided by it
-but what a pool keeps. Must never renew more than its budget, so that other writers find room,
-nor a session that is over.
+Owns who is renewed and how often, by the worker thread's own clock, and what a renewal finds
+gone: nothing is decided by it but what a pool keeps. Must never renew more than its budget, so
+that other writers find room, nor a session that is over.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -17,7 +18,10 @@ from sglang.srt.mem_cache.hicache_storage import HiCacheFile
 from sam.core.sessions import SessionKey
 from sam.srt import upstream
 
+logger = logging.getLogger(__name__)
+
 RENEW_BATCH = 512
+LOG_PERIOD_S = 60.0
 
 
 class KeepAlive:
@@ -35,9 +39,18 @@ class KeepAlive:
         self.n_renewed_pages = 0
         self.n_rounds = 0
         self.n_over_budget = 0
+        self.n_losses = 0
+        self._found: set[bytes] = set()
+        self._found_in: Any = None
+        self._log_due_s = 0.0
 
     def __len__(self) -> int:
         return len(self._live)
+
+    @property
+    def n_found(self) -> int:
+        """Pages that the last round found in the pool."""
+        return len(self._found)
 
     def touch(self, key: SessionKey) -> None:
         """The session was used, or is about to be."""
@@ -60,6 +73,8 @@ class KeepAlive:
         if backend is None:
             return
         left, seen = self.max_bytes // max(1, page_bytes), set()
+        found, n_lost = set(), 0
+        before = self._found if backend is self._found_in else set()
         for key in reversed(list(self._live)):
             new = [page for page in pages_of(key) if page not in seen]
             self.n_over_budget += len(new) > left
@@ -67,18 +82,35 @@ class KeepAlive:
             seen.update(new)
             left -= len(new)
             for i in reversed(range(0, len(new), RENEW_BATCH)):
-                renew_pages(backend, [page.hex() for page in new[i : i + RENEW_BATCH]])
+                batch = new[i : i + RENEW_BATCH]
+                n_there = renew_pages(backend, [page.hex() for page in batch])
+                found.update(batch[:n_there])
+                n_lost += any(page in before for page in batch[n_there : n_there + 1])
             if not left:
                 break
+        self._found, self._found_in = found, backend
         self.n_renewed_pages += len(seen)
         self.n_rounds += 1
+        self._see_losses(n_lost)
+
+    def forget_found(self) -> None:
+        """What lay in the pool was taken out on purpose. On the worker thread."""
+        self._found = set()
+
+    def _see_losses(self, n_lost: int) -> None:
+        self.n_losses += n_lost
+        if n_lost and time.monotonic() >= self._log_due_s:
+            self._log_due_s = time.monotonic() + LOG_PERIOD_S
+            logger.warning(
+                "sam: the pool has lost pages of live sessions; what the host holds of a session "
+                "is written again when it is offloaded"
+            )
 
 
-def renew_pages(backend: Any, keys: list[str]) -> None:
+def renew_pages(backend: Any, keys: list[str]) -> int:
     """What the backend takes as a use of these pages: an existence check grants a lease,
-    but is nothing to a size bound of files."""
+    but is nothing to a size bound of files. How many of them are there, from the first on."""
     real = upstream.real_storage(backend)
     if isinstance(real, HiCacheFile):
         upstream.touch_files(real, keys)
-    else:
-        backend.batch_exists(keys)
+    return backend.batch_exists(keys)

@@ -43,6 +43,7 @@ class PoolOffloadTask(OffloadTask):
                 return None
             if not self._cache.pool.attached:
                 return self._tree_outcome
+            self._cache.pool.agree_on_losses()
             nodes = self._cache.tree_core.tags.branch_nodes(self.ref)
             self._todo = nodes
         self._write()

@@ -8,12 +8,10 @@ may need, or fail a request: whatever goes wrong in the pool is a miss, counted.
 from __future__ import annotations
 
 import zlib
-from collections import OrderedDict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import torch
 
 from sam.core.manifests import (
     BranchTokens,
@@ -43,6 +41,7 @@ from sam.srt.mem_cache.storage.reclaim import (
     Removed,
 )
 from sam.srt.mem_cache.storage.resume import PoolPrefetchTask
+from sam.srt.mem_cache.storage.stored import StoredNodes
 from sam.srt.mem_cache.storage.transfers import TransferWatch
 from sam.srt.mem_cache.storage.worker import BoundedNames, Job, PoolWorker
 
@@ -50,7 +49,6 @@ if TYPE_CHECKING:
     from sam.config import SamConfig
 
 REMOVE_BATCH = 512
-MAX_STORED_NODES = 1 << 16
 STOP_TIMEOUT_S = 5.0
 COUNTERS = ("manifests_written", "manifests_failed", "manifests_read",
             "pages_removed", "removals_unsupported", "tokens_prefetched")  # fmt: skip
@@ -68,9 +66,7 @@ class SessionPool:
         self.counters = dict.fromkeys(COUNTERS, 0)
         self.misses: dict[str, int] = {}
         self.n_prefetches = 0
-        self._stored: OrderedDict[int, None] = OrderedDict()
-        self._stored_in: Any = None
-        self._writing: OrderedDict[int, int] = OrderedDict()
+        self.stored = StoredNodes(cache)
         self._worker = PoolWorker(config.pool_max_jobs)
         self.backlog = Backlog(self._worker, config, cache.hints.table)
         self.keep_alive = KeepAlive(
@@ -123,27 +119,21 @@ class SessionPool:
             self.backlog.note_later(key)
 
     def writes(self, operation_id: int, node_id: int) -> None:
-        """The node's pages are on their way to the pool that is attached now; it counts as
-        stored there unless that is refused."""
-        self._writing[operation_id] = node_id
-        backend = self._cache.cache_controller.storage_backend
-        if backend is not self._stored_in:
-            self._stored_in = backend
-            self._stored.clear()
-        self._stored[node_id] = None
-        if len(self._stored) > MAX_STORED_NODES:
-            self._stored.popitem(last=False)
+        """The node's pages are on their way to the pool."""
+        self.stored.writes(operation_id, node_id)
 
     def cleared(self) -> None:
         """All that lay in the pool is gone."""
-        self._stored.clear()
+        self.stored.clear()
         self._worker.submit(self._forget_all)
 
     def is_stored(self, node_id: int) -> bool:
         """Whether that is known; the pool itself drops what it has twice."""
-        if node_id not in self._stored:
-            return False
-        return self._cache.cache_controller.storage_backend is self._stored_in
+        return node_id in self.stored
+
+    def agree_on_losses(self) -> None:
+        """Before what is stored decides anything; all ranks in the same step."""
+        self.stored.agree_on_losses(self.keep_alive.n_losses)
 
     def recall(self, key: SessionKey) -> BranchTokens | Job | None:
         """The session's tokens, or the job that looks for them in the pool, whose result is
@@ -207,7 +197,7 @@ class SessionPool:
 
     def sync(self) -> None:
         """Once per step of the scheduler: jobs that are over on all ranks become ready."""
-        self._see_writes()
+        self.stored.see_writes(self.transfers.refused)
         if self.attached:
             self.backlog.work(self._remove_sessions, self._submit_note)
         if self.attached and self.keep_alive.is_due():
@@ -222,25 +212,6 @@ class SessionPool:
                 digest = 0 if job.result is None else zlib.crc32(job.result.token_ids)
                 if agree(digest) != -agree(-digest):
                     job.result = None
-
-    def _see_writes(self) -> None:
-        """Writes that ended in this step, which are the same on all ranks; a node that one
-        rank's pool refused is stored on none."""
-        ended = []
-        while self._writing:
-            operation_id = next(iter(self._writing))
-            if operation_id in self._cache.ongoing_backup:
-                break
-            ended.append((operation_id, self._writing.pop(operation_id)))
-        if not ended:
-            return
-        refused = self.transfers.refused
-        taken = torch.tensor([i not in refused for i, _ in ended], dtype=torch.int64)
-        self._cache._all_reduce(taken, torch.distributed.ReduceOp.MIN)
-        refused.difference_update([i for i, _ in ended])
-        for (_, node_id), by_all in zip(ended, taken.tolist(), strict=True):
-            if not by_all:
-                self._stored.pop(node_id, None)
 
     def close(self) -> None:
         self._worker.stop(STOP_TIMEOUT_S)
@@ -262,6 +233,7 @@ class SessionPool:
             "sessions_kept_alive": len(self.keep_alive),
             "pages_renewed": self.keep_alive.n_renewed_pages,
             "renewals_over_budget": self.keep_alive.n_over_budget,
+            "losses_seen": self.keep_alive.n_losses,
             "jobs_waiting": self._worker.n_waiting,
             "jobs_refused": self._worker.n_refused,
             "reclaims_owed": len(self.backlog.owed),
@@ -339,6 +311,7 @@ class SessionPool:
         for key in self._ledger.owners():
             self._ledger.forget(key)
         self._counted_in = None
+        self.keep_alive.forget_found()
 
     def _measure(self) -> None:
         self.account.measure(self._ledger, self._page_bytes(), self.counters["pages_removed"])
