@@ -153,7 +153,9 @@ class NextUseLeaves(LeafOrder):
             return self._ended, standing.since_s
         if rank is NextUseRank.SUPERSEDED:
             return self._superseded, 0.0
-        return (self._queued if rank is NextUseRank.QUEUED else self._running), 0.0
+        if rank is NextUseRank.QUEUED:
+            return self._queued, -standing.since_s
+        return self._running, 0.0
 
     def _file(self, node: Any, user: User) -> None:
         """Enter an owned leaf under the user's key, instead of where it is."""
@@ -216,7 +218,9 @@ class NextUseLeaves(LeafOrder):
         """Whether no leaf of the user goes earlier by its new standing than it is entered."""
         rank = standing.rank
         if rank is NextUseRank.QUEUED:
-            return not self._running.entries
+            return not self._running.entries and not any(
+                self._filed[node_id].shelf is self._queued for node_id in user.filed
+            )
         if rank is not NextUseRank.IDLE or standing.hint_s is not None:
             return rank is NextUseRank.RUNNING
         unhinted, key = self._idle.unhinted, standing.since_s - standing.gap_s

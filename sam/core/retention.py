@@ -31,8 +31,9 @@ class NextUseRank(IntEnum):
 class NextUse(NamedTuple):
     """Key of a node: the largest is evicted first.
 
-    `use_in_s` is the expected time to the next use (IDLE, OFFLOADED), the age (ENDED), or
-    0 for the ranks that know no order inside.
+    `use_in_s` is the expected time to the next use (IDLE, OFFLOADED), the age (ENDED), minus
+    the time in the queue (QUEUED: who came last is served last; infinite for who is only
+    promised), or 0 for the ranks that know no order inside.
     """
 
     rank: int
@@ -42,10 +43,10 @@ class NextUse(NamedTuple):
 class Standing(msgspec.Struct, frozen=True, gc=False):
     """What a user of nodes (a session, or the branches it left) counts as, until changed.
 
-    `since_s` is when it became idle, or its last access if ENDED. `gap_s` is the estimate
-    g of its idle time, fixed when the idle time starts; an ENDED one needs it for the time
-    in which ends are not trusted. `hint_s` is the client's own estimate, from `since_s` on.
-    OFFLOADED is an idle session whose nodes may go early where a host copy exists.
+    `since_s` is when it became idle, its last access if ENDED, its arrival if QUEUED. `gap_s`
+    is the estimate g of its idle time, fixed when the idle time starts; an ENDED one needs it
+    for the time in which ends are not trusted. `hint_s` is the client's own estimate, from
+    `since_s` on. OFFLOADED is an idle session whose nodes may go early where a host copy exists.
     """
 
     rank: NextUseRank
@@ -83,7 +84,7 @@ def next_use(
         rank = NextUseRank.IDLE
     if rank is NextUseRank.IDLE or rank is NextUseRank.OFFLOADED:
         return NextUse(rank, idle_use_in_s(standing, now_s))
-    return NextUse(rank, 0.0)
+    return NextUse(rank, standing.since_s - now_s if rank is NextUseRank.QUEUED else 0.0)
 
 
 def plain_next_use(

@@ -20,7 +20,8 @@ from sam.core.retention import NextUseRank, Standing
 _MIN_BEFORE_COMPACTION = 64
 _MAX_HINTS = 32
 """Of one idle time: what comes after that many is not listened to, for each has to be judged."""
-_QUEUED = Standing(NextUseRank.QUEUED)
+_PROMISED = Standing(NextUseRank.QUEUED, float("inf"))
+"""Somebody says that a request will come: not before those that have."""
 _RUNNING = Standing(NextUseRank.RUNNING)
 _SUPERSEDED = Standing(NextUseRank.SUPERSEDED)
 
@@ -52,7 +53,7 @@ class _Idle(msgspec.Struct, eq=False, gc=False):
     """What is known of a session's idle time, also of the one to come.
 
     `hint`: given at, expected, in seconds; `replaced`: those before it in this idle time.
-    `sent_s`: message time of the newest request.
+    `sent_s`: message time of the newest request; `queued_s`: of the one that waits longest.
     """
 
     since_s: float
@@ -61,6 +62,7 @@ class _Idle(msgspec.Struct, eq=False, gc=False):
     hint: tuple[float, float] | None = None
     replaced: tuple[tuple[float, float], ...] = ()
     sent_s: float = float("-inf")
+    queued_s: float | None = None
     retained_until_s: float | None = None
     resting: bool = False
     resuming: bool = False
@@ -144,15 +146,19 @@ class RetentionTracker:
         idle.offloaded = False
         if idle.hint is not None and idle.hint[0] < idle.sent_s:
             idle.hint = None
-        self._tell(session, _QUEUED)
+        if idle.queued_s is None:
+            idle.queued_s = time_s
+        standing = Standing(NextUseRank.QUEUED, idle.queued_s)
+        self._tell(session, standing)
         if idle.has_tail:
-            self._tell(OffloadedTail(session), _QUEUED)
+            self._tell(OffloadedTail(session), standing)
 
     def running(self, session: Hashable, time_s: float) -> None:
         """A request of the session runs: the engine locks what it uses."""
         idle = self._known(session, time_s)
         if idle.resting or idle.ended:
             self.queued(session, time_s)
+        idle.queued_s = None
         self._tell(session, _RUNNING)
 
     def idle(
@@ -172,6 +178,7 @@ class RetentionTracker:
         if idle.ended:
             return
         idle.since_s, idle.label, idle.resting = time_s, label, True
+        idle.queued_s = None
         idle.learns, idle.replaced = learns, ()
         idle.gap_s = self.gaps.gap_s(session, label)
         self._tell(session, self._standing(idle))
@@ -281,7 +288,7 @@ class RetentionTracker:
             idle.since_s, idle.label, idle.resting = time_s, LABEL_OTHER, True
             idle.gap_s = self.gaps.gap_s(session, idle.label)
         idle.ended, idle.offloaded, idle.hint, idle.replaced = True, False, None, ()
-        idle.retained_until_s, idle.resuming = None, False
+        idle.retained_until_s, idle.resuming, idle.queued_s = None, False, None
         standing = self._standing(idle)
         self._tell(session, standing)
         if idle.has_left:
@@ -357,7 +364,7 @@ class RetentionTracker:
         if idle.ended:
             rank = NextUseRank.ENDED
         elif idle.retained_until_s is not None or idle.resuming:
-            return _QUEUED
+            return _PROMISED
         trusted = idle.hints is None or idle.hints.trusted
         return Standing(rank, idle.since_s, idle.gap_s, idle.hint_s() if trusted else None)
 

@@ -3,6 +3,7 @@ frees, same matches, in a long random run beside a stock `UnifiedRadixCache` wit
 core. With sessions every single victim is the one that a brute-force search names.
 """
 
+import math
 import random
 
 import pytest
@@ -142,7 +143,8 @@ def naive_key(rig, node):
 def session_key(hints, session, node, now):
     rank = RANK_OF_STATE[session.state]
     if rank == NextUseRank.QUEUED:
-        return (int(rank), 0.0)
+        arrived_s = hints.retention._sessions[session.key].queued_s
+        return (int(rank), math.inf if arrived_s is None else arrived_s - now)
     if rank == NextUseRank.OFFLOADED and not node.backuped:
         rank = NextUseRank.IDLE
     idle = hints.retention._sessions[session.key]

@@ -42,8 +42,10 @@ class Oracle:
             return (5, age)
         if rank == R.SUPERSEDED:
             return (4, 0.0)
-        if rank in (R.QUEUED, R.RUNNING):
-            return (int(rank), 0.0)
+        if rank == R.QUEUED:
+            return (1, -age)
+        if rank == R.RUNNING:
+            return (0, 0.0)
         early = rank == R.OFFLOADED and backed
         soon = age + gap if hint is None else max(hint - age, age / 2) + 1
         return (3 if early else 2, soon)

@@ -436,3 +436,29 @@ def test_keep_alives_are_bounded():
         tracker.forget(("gone", i))
     assert len(tracker._retained) < 200
     assert sorted(tracker.advance(99_999.0)) == list(range(7))
+
+
+def test_who_came_last_to_the_queue_is_served_last_and_goes_first():
+    order = EvictionOrder("next-use")
+    tracker = RetentionTracker([order])
+    for i, name in enumerate(("promised", "late", "early", "again")):
+        tracker.idle(name, float(i))
+        order.add(i, [name], float(i), 1, 1)
+    tracker.resuming("promised")
+    tracker.queued("again", 10.0)
+    tracker.queued("early", 11.0)
+    tracker.queued("late", 12.0)
+    tracker.queued("again", 13.0)  # its first request still waits
+    keys = [order.pop_victim(20.0).key.use_in_s for _ in range(4)]
+    assert keys == [float("inf"), -8.0, -9.0, -10.0]
+
+
+def test_a_leaf_that_waits_under_an_earlier_request_moves_up_with_the_next():
+    order = EvictionOrder("next-use")
+    tracker = RetentionTracker([order])
+    for i, name in enumerate("ab"):
+        tracker.queued(name, float(i))
+        order.add(i, [name], float(i), 1, 1)
+    tracker.running("a", 2.0)
+    tracker.queued("a", 3.0)
+    assert order.peek(4.0).key.use_in_s == -1.0

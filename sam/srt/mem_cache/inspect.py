@@ -5,6 +5,7 @@ Owns the answer to the internal query action. Must never change anything.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from sglang.srt.managers.kv_hints import KvHintResult
@@ -101,6 +102,11 @@ def session_tokens(
     return tokens
 
 
+def _finite(seconds: float) -> float | None:
+    """None for who is promised, not queued."""
+    return round(seconds, 3) if math.isfinite(seconds) else None
+
+
 def tree_dump(cache: Any, limit: int) -> list[dict[str, Any]]:
     """The radix tree, node by node in order of creation, at most `limit`."""
     core = cache.tree_core
@@ -119,7 +125,7 @@ def tree_dump(cache: Any, limit: int) -> list[dict[str, Any]]:
                 "n_tags": core.tags.n_tags(node),
                 "sessions": sessions_of(core, node),
                 "next_use": next_use.rank.name.lower(),
-                "next_use_in_s": round(next_use.use_in_s, 3),
+                "next_use_in_s": _finite(next_use.use_in_s),
                 "locked": core.is_locked(node),
             }
         )
