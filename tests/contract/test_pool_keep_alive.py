@@ -19,6 +19,7 @@ from harness_pool import (
 )
 
 from sam.config import SamConfig
+from sam.srt.mem_cache.storage.reclaim import Removed
 
 __all__ = ["make_pool", "one_rank"]
 
@@ -106,6 +107,21 @@ def test_what_a_pool_lost_is_written_again(make_pool, tmp_path):
     flush(rig)
     assert outcome(rig, "prefetch", "a").detail["tokens"]["pool"] == 64
     assert rig.run(ids, session="a").reused == 64
+
+
+def test_what_is_taken_out_on_purpose_is_no_loss(make_pool, tmp_path):
+    """Its id comes back with the same context at once: its pages are expected, not yet there."""
+    rig = make_pool(config=config(pool_keep_alive_s=3_600.0))
+    ids = rig.full_ids(rig.run(text(0, 60), session="a"))
+    settle(rig)
+    worker_is_idle(rig)
+    pool, backend = rig.cache.pool, rig.cache.cache_controller.storage_backend
+    pages = [bytes.fromhex(page) for page in keys_of(ids[:-1])]
+    pool.keep_alive.renew(backend, lambda key: pages, PAGE_BYTES)
+    assert pool.keep_alive.n_found == len(pages)
+    pool._remove_pages(pages, Removed())
+    pool.keep_alive.renew(backend, lambda key: pages, PAGE_BYTES)
+    assert pool.keep_alive.n_found == pool.keep_alive.n_losses == 0
 
 
 def test_a_pool_that_does_not_answer_is_not_asked_again_and_again(make_pool, tmp_path):

@@ -102,6 +102,23 @@ def test_what_one_rank_lost_is_stored_on_none(tmp_path):
         assert json.loads((tmp_path / f"rank{rank}.json").read_text()) == [True, False, True]
 
 
+def test_a_loss_is_no_refusal_of_what_is_on_its_way(monkeypatch):
+    """Two offloads, one of which sees the loss while the other one writes."""
+    pool = pool_of_rank()
+    monkeypatch.setattr(pool._cache, "lowest_of_ranks", lambda value: value)
+    monkeypatch.setattr(pool._cache, "_all_reduce", lambda tensor, op: None)
+    pool.writes(10, node_id=0)
+    pool.writes(11, node_id=1)
+    pool.transfers.refused.add(11)
+    pool.keep_alive.n_losses = 1
+    pool.agree_on_losses()
+    pool.sync()
+    assert pool.is_stored(0) and not pool.stored.was_refused(0)
+    assert not pool.is_stored(1) and pool.stored.was_refused(1)
+    pool.writes(12, node_id=1)
+    assert not pool.stored.was_refused(1)
+
+
 def run_rank(rank, folder):
     dist.init_process_group(
         "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2

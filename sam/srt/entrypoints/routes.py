@@ -102,7 +102,9 @@ async def _ask(ingress: AgentHintIngress, what: str, **payload: int) -> JSONResp
 
 
 def _no_object(body: object) -> HintError:
-    return HintError(HintReason.NOT_AN_OBJECT, f"body: expected an object, got {shape_of(body)}")
+    remedy = " (send Content-Type: application/json)" if isinstance(body, bytes) else ""
+    text = f"body: expected an object, got {shape_of(body)}{remedy}"
+    return HintError(HintReason.NOT_AN_OBJECT, text)
 
 
 def _refused(

@@ -18,7 +18,7 @@ class AdmissionOrder:
     """`aging`: tokens of credit for each token prefilled since a request arrived, at least 0.
 
     So a request of W tokens to compute is never overtaken by one that arrives when W / `aging`
-    tokens have been prefilled since.
+    tokens have been prefilled since, deferred or not.
     """
 
     def __init__(self, aging: float) -> None:
@@ -26,8 +26,14 @@ class AdmissionOrder:
 
     def __call__(self, queue: list[Any], deferred: Set[str], processed_tokens: int) -> None:
         """Sort the matched queue in place; equals keep their order. `deferred`: ids of requests
-        whose prefix another one is about to compute; they come last."""
-        queue.sort(key=lambda req: (req.rid in deferred, self._tokens_left(req, processed_tokens)))
+        whose prefix another one is about to compute; they come last while they have no credit
+        left over. What was retracted goes on first, as it was served already."""
+
+        def key(req: Any) -> tuple[bool, bool, float]:
+            left = self._tokens_left(req, processed_tokens)
+            return not req.output_ids, req.rid in deferred and left > 0, left
+
+        queue.sort(key=key)
 
     def _tokens_left(self, req: Any, processed_tokens: int) -> float:
         """Tokens to compute, less what the wait so far is worth."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from sglang.srt.mem_cache.hicache_storage import HiCacheFile
@@ -93,9 +93,9 @@ class KeepAlive:
         self.n_rounds += 1
         self._see_losses(n_lost)
 
-    def forget_found(self) -> None:
-        """What lay in the pool was taken out on purpose. On the worker thread."""
-        self._found = set()
+    def forget_found(self, pages: Iterable[bytes] | None = None) -> None:
+        """These, or all, were taken out of the pool on purpose. On the worker thread."""
+        self._found = set() if pages is None else self._found.difference(pages)
 
     def _see_losses(self, n_lost: int) -> None:
         self.n_losses += n_lost

@@ -66,7 +66,7 @@ class PoolOffloadTask(OffloadTask):
         writing = {node_id for node_id, _ in cache.ongoing_backup.values()}
         for node_id in [node_id for node_id in self._asked if node_id not in writing]:
             n_tokens = self._asked.pop(node_id)
-            if not cache.pool.is_stored(node_id):
+            if cache.pool.stored.was_refused(node_id):
                 self._refused = True
                 self._n_written -= n_tokens
         if self._resumed:

@@ -343,6 +343,7 @@ class SessionPool:
 
     def _remove_pages(self, pages: list[bytes], removed: Removed) -> None:
         backend = self._cache.cache_controller.storage_backend
+        self.keep_alive.forget_found(pages)
         for i in range(0, len(pages), REMOVE_BATCH):
             batch = [page.hex() for page in pages[i : i + REMOVE_BATCH]]
             n_pages = backend.batch_remove(batch) if backend is not None else None

@@ -22,6 +22,7 @@ class StoredNodes:
         self._nodes: OrderedDict[int, None] = OrderedDict()
         self._pool: Any = None
         self._writing: OrderedDict[int, int] = OrderedDict()
+        self._refused: OrderedDict[int, None] = OrderedDict()
         self._n_losses = 0
 
     def __contains__(self, node_id: int) -> bool:
@@ -35,9 +36,12 @@ class StoredNodes:
         if backend is not self._pool:
             self._pool = backend
             self._nodes.clear()
-        self._nodes[node_id] = None
-        if len(self._nodes) > MAX_NODES:
-            self._nodes.popitem(last=False)
+        self._refused.pop(node_id, None)
+        _put(self._nodes, node_id)
+
+    def was_refused(self, node_id: int) -> bool:
+        """Whether its last write that ended was, or was one to a pool that is gone."""
+        return node_id in self._refused or self._backend() is not self._pool
 
     def clear(self) -> None:
         self._nodes.clear()
@@ -64,8 +68,17 @@ class StoredNodes:
         self._cache._all_reduce(taken, torch.distributed.ReduceOp.MIN)
         refused.difference_update([i for i, _ in ended])
         for (_, node_id), by_all in zip(ended, taken.tolist(), strict=True):
-            if not by_all:
+            if by_all:
+                _put(self._nodes, node_id)  # a loss seen meanwhile was of others
+            else:
                 self._nodes.pop(node_id, None)
+                _put(self._refused, node_id)
 
     def _backend(self) -> Any:
         return self._cache.cache_controller.storage_backend
+
+
+def _put(nodes: OrderedDict[int, None], node_id: int) -> None:
+    nodes[node_id] = None
+    if len(nodes) > MAX_NODES:
+        nodes.popitem(last=False)
