@@ -6,6 +6,10 @@ finds no room.
 
 import pytest
 
+pytest.importorskip("sglang")
+
+from sglang.srt.mem_cache.base_prefix_cache import EvictParams
+
 from sam.config import SamConfig
 
 pages = pytest.mark.parametrize("page_size", [1, 16])
@@ -79,3 +83,20 @@ def test_no_request_is_counted_for_ever(make_rig, page_size, end):
     assert len(rig.cache.headroom) == 1
     getattr(rig, end)(req)
     assert len(rig.cache.headroom) == 0
+
+
+@pages
+@pytest.mark.parametrize("write_policy", ["write_through_selective", "write_back"])
+def test_memory_that_only_a_copy_locks_is_waited_for(make_rig, page_size, write_policy):
+    """SGLang ends the scheduler where an allocation finds nothing to evict."""
+    rig = make_rig(page_size=page_size, tokens=SIZE, write_policy=write_policy)
+    rig.run(text(1), session="a")
+    rig.slow_transfers = "write"
+    assert rig.hint("demote", "a").status == "deferred"
+    assert rig.cache.ongoing_write_through and not rig.cache.tree_core.full_evictable_size()
+    assert rig.cache.evict(EvictParams(num_tokens=64)).num_tokens_evicted >= 64
+    assert not rig.cache.own_copies.under_way()
+    rig.slow_transfers = ""
+    for _ in range(4):
+        rig.step()
+    assert rig.later_result().status in ("done", "clipped")

@@ -20,7 +20,11 @@ from sglang.srt.managers.io_struct import KvHintsReqOutput
 from sglang.srt.managers.kv_hints import KvHintResult
 from sglang.srt.managers.schedule_batch import FINISH_ABORT
 from sglang.srt.mem_cache.allocator.page_interleave import page_interleave_shard_size
-from sglang.srt.mem_cache.base_prefix_cache import CacheRequestOutcome, MatchPrefixParams
+from sglang.srt.mem_cache.base_prefix_cache import (
+    CacheRequestOutcome,
+    EvictParams,
+    MatchPrefixParams,
+)
 from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.unified_cache.cache_action import BackupKV
 from sglang.srt.mem_cache.unified_cache.components import BASE_COMPONENT_TYPE
@@ -29,13 +33,13 @@ from sglang.srt.runtime_context import get_parallel
 
 from sam.config import SamConfig, load_config
 from sam.core.actions import ActionResult
-from sam.core.lineage import SHARED_SESSION_IDS, SessionState
+from sam.core.lineage import SHARED_SESSION_IDS
 from sam.core.pool_usage import SHARED
 from sam.srt.managers.admission_order import AdmissionOrder, create_order
 from sam.srt.managers.bindings import ANSWERED_ACTION, QUERY_ACTION, Route
 from sam.srt.managers.hint_manager import HintManager
 from sam.srt.managers.regret import RegretWatch
-from sam.srt.mem_cache.headroom import Headroom
+from sam.srt.mem_cache.headroom import Headroom, OwnCopies, busy_tokens
 from sam.srt.mem_cache.storage.accounting import STATES
 from sam.srt.mem_cache.storage.pool import SessionPool
 from sam.srt.mem_cache.tree_core import DropResult, SessionTreeCore
@@ -61,7 +65,7 @@ class SessionRadixCache(UnifiedRadixCache):
         self.config = config if config is not None else load_config()
         self.hints = HintManager(self, self.config)
         self.pool = self.hints.moves.pool = SessionPool(self, self.config)
-        self.headroom = Headroom()
+        self.headroom, self.own_copies = Headroom(), OwnCopies(self)
         self._order = create_order(self.config)
         self.n_errors = 0
         self._own_load: tuple[Any, int] | None = None
@@ -150,10 +154,19 @@ class SessionRadixCache(UnifiedRadixCache):
         return index
 
     def _evict(self, params: Any, available_size_targets: Any = None, **kwargs: Any) -> Any:
-        """A target cannot be reached before as many tokens are free as are asked for."""
+        """A target cannot be reached before as many tokens are free as are asked for. What
+        copies of ours lock is waited for where nothing else is left: a want of memory ends
+        the scheduler."""
         stops_early = kwargs.get("allocation_reclaim_satisfied") is not None
         self.tree_core.free_at_once = 0 if stops_early else params.num_tokens
-        return super()._evict(params, available_size_targets, **kwargs)
+        copying = self.own_copies.under_way()
+        result = super()._evict(params, available_size_targets, **kwargs)
+        missing = params.num_tokens - result.num_tokens_evicted
+        if missing > 0 and copying and not stops_early:
+            self.writing_check(write_back=True)
+            more = super()._evict(EvictParams(num_tokens=missing), available_size_targets)
+            result.num_tokens_evicted += more.num_tokens_evicted
+        return result
 
     def sanity_check(self) -> None:
         super().sanity_check()
@@ -191,7 +204,9 @@ class SessionRadixCache(UnifiedRadixCache):
 
     def back_up_node(self, node_id: int) -> int:
         """Queue the device-to-host copy of one node; tokens, 0 if the host is full."""
-        return self._execute_and_commit_kv_backup(BackupKV(node_ids=[node_id]))
+        n_tokens = self._execute_and_commit_kv_backup(BackupKV(node_ids=[node_id]))
+        self.own_copies.started(node_id)
+        return n_tokens
 
     def can_demote(self, node: Any) -> bool:
         """Whether the device copy of the node may go now without losing anything."""
@@ -260,7 +275,7 @@ class SessionRadixCache(UnifiedRadixCache):
         """Device tokens that a prefetch may take: free or less needed than any session that
         runs or resumes; all that resume hold at most the configured share of the pool."""
         can_be_free = self._reclaimable_tokens()
-        busy, resuming = self._busy_tokens()
+        busy, resuming = busy_tokens(self)
         share = int(self._pool_tokens() * self.config.prefetch_pool_share)
         return max(0, min(can_be_free - busy - self.headroom.tokens(), share - resuming))
 
@@ -289,19 +304,6 @@ class SessionRadixCache(UnifiedRadixCache):
         """Device tokens that are free or evictable."""
         free = self._component_available_size(BASE_COMPONENT_TYPE)
         return free + self.tree_core.full_evictable_size()
-
-    def _busy_tokens(self) -> tuple[int, int]:
-        """Unlocked device tokens of sessions that run or resume; all of those that resume."""
-        core, seen, busy, resuming = self.tree_core, set(), 0, 0
-        for ref, state in self.hints.busy_sessions():
-            for node in core.tags.branch_nodes(ref):
-                if node.id in seen:
-                    continue
-                seen.add(node.id)
-                n_tokens = core.tokens_of(node)[0]
-                busy += 0 if core.is_locked(node) else n_tokens
-                resuming += n_tokens if state is SessionState.RESUMING else 0
-        return busy, resuming
 
     def _start_own_loads(self) -> None:
         """Start loads that no batch has started: a prefetch has none to wait for."""
