@@ -13,6 +13,12 @@ def tracked():
     return order, RetentionTracker([order])
 
 
+def announce_a_long_wait(tracker, now):
+    tracker.queued("s", now)
+    tracker.expect("s", now, 1_000.0)
+    tracker.idle("s", now, "tool")
+
+
 def returns(tracker, hinted_s, gaps_s):
     """A session that announces and takes these idle times; the time of its last answer."""
     now = 0.0
@@ -22,9 +28,7 @@ def returns(tracker, hinted_s, gaps_s):
         tracker.expect("s", now, hint_s)
         tracker.idle("s", now, "tool")
         now += gap_s
-    tracker.queued("s", now)
-    tracker.expect("s", now, 1_000.0)
-    tracker.idle("s", now, "tool")
+    announce_a_long_wait(tracker, now)
     return now
 
 
@@ -57,9 +61,7 @@ def returns_after(tracker, said, gap_s, n=1):
         for age_s, hint_s in said:
             tracker.expect("s", now + age_s, hint_s)
         now += gap_s
-    tracker.queued("s", now)
-    tracker.expect("s", now, 1_000.0)
-    tracker.idle("s", now, "tool")
+    announce_a_long_wait(tracker, now)
     return now
 
 
